@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "runtime/cuda.h"
+
+namespace baracuda {
+
+constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+struct Grid {
+  int64_t blocks;
+  int threads;
+  size_t shared_bytes = 0;
+};
+
+// Launches and checks this launch's own status, not one that another library left behind.
+template <class... Parameters, class... Arguments>
+void launch(void (*kernel)(Parameters...), Grid grid, Stream stream, Arguments &&...arguments) {
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(unsigned(grid.blocks));
+  config.blockDim = dim3(unsigned(grid.threads));
+  config.dynamicSmemBytes = grid.shared_bytes;
+  config.stream = static_cast<cudaStream_t>(stream);
+  check_cuda(cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...), "kernel launch");
+}
+
+// Division of any 32-bit number by one that the host knows: a multiplication and shifts.
+// T. Granlund, P. L. Montgomery, Division by Invariant Integers using Multiplication, 1994, fig. 4.1.
+struct Divider {
+  uint32_t divisor = 1;
+  uint32_t multiplier = 1;
+  uint32_t shift1 = 0;
+  uint32_t shift2 = 0;
+
+  Divider() = default;
+  explicit Divider(uint32_t d) : divisor(d) {
+    uint32_t bits = 0;
+    while (bits < 32 && (uint64_t(1) << bits) < d) ++bits;
+    multiplier = uint32_t(((uint64_t(1) << 32) * ((uint64_t(1) << bits) - d)) / d + 1);
+    shift1 = bits < 1 ? bits : 1;
+    shift2 = bits > 1 ? bits - 1 : 0;
+  }
+  __device__ uint32_t divide(uint32_t n) const {
+    const uint32_t high = __umulhi(multiplier, n);
+    return (high + ((n - high) >> shift1)) >> shift2;
+  }
+};
+
+}  // namespace baracuda
