@@ -98,13 +98,13 @@ def _reselect(cls: type[Plan], descriptor: Any, device: str, preference: PlanPre
 
 
 @functools.lru_cache(maxsize=1024)
-def _cached(cls: type[Plan], descriptor: Any, device: str, preference: PlanPreference | None) -> Plan:
-    return cls.select(descriptor, device=device, preference=preference)
+def _cached(cls: type[Plan], device: str, preference: PlanPreference | None, *fields: tuple[str, Any]) -> Plan:
+    return cls(device=device, preference=preference, **dict(fields))
 
 
-def cached_plan(cls: type[Plan], descriptor: Any, device: str, preference: PlanPreference | None) -> Plan:
-    """The plan that the function forms share, selected at its first use."""
-    return _cached(cls, descriptor, device, preference)
+def cached_plan(cls: type[Plan], device: str, preference: PlanPreference | None, **fields: Any) -> Plan:
+    """The plan that the function forms share, selected at its first use. Fields must be hashable."""
+    return _cached(cls, device, preference, *fields.items())
 
 
 def plan_cache_info() -> Any:
