@@ -116,8 +116,10 @@ baracuda_status baracuda_plan_operand(const baracuda_plan *plan, size_t index, b
     if (index >= self.operands().size())
       baracuda::invalid(self.name(), ": operand ", index, " of ", self.operands().size());
     const baracuda::OperandSpec &spec = self.operands()[index];
-    *info = {spec.name,       static_cast<baracuda_role>(spec.role), spec.dtype,       spec.shape.rank,
-             spec.shape.extent, spec.optional,                         spec.in_place_with};
+    *info = {spec.name,         static_cast<baracuda_role>(spec.role),
+             spec.dtype,        spec.shape.rank,
+             spec.shape.extent, spec.optional,
+             spec.in_place_with};
   });
 }
 
