@@ -85,7 +85,7 @@ def pack_int4(array: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:
         flat = flat.astype(np.int8)
     halves = np.zeros(flat.size + flat.size % 2, np.uint8)
     halves[: flat.size] = flat.astype(np.int64) & 15
-    return halves[0::2] | halves[1::2] << 4
+    return halves[0::2] | halves[1::2] << np.uint8(4)
 
 
 def unpack_int4(packed: Any, shape: tuple[int, ...], dtype: str = "int4") -> np.ndarray[Any, np.dtype[Any]]:
