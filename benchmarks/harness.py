@@ -17,10 +17,6 @@ __all__ = ["Array", "Call", "Calls", "Case", "Contender", "Contenders", "HostTim
 
 Call = Callable[[], object]
 
-#: A copy whose size is no multiple of this runs slower than memory does.
-COPY_UNIT = 2 << 20
-
-
 @dataclass
 class HostTimed:
     """Calls that can't be put on the lab's stream: timed by the host's clock up to the end of `wait`."""
@@ -79,6 +75,8 @@ class Contender:
     wait: Call | None = None
     timer: Literal["graph", "events", "host"] = "host"
     samples: list[float] = field(default_factory=list)
+    #: What the lab has prepared for it.
+    plan: Any = None
 
     @property
     def framework(self) -> str:
@@ -126,6 +124,8 @@ class Lab(ABC):
     #: The handle that every contender is launched on; 0 on the CPU.
     stream: int
     peers: Peers
+    #: Sizes of the copies are rounded to a multiple of it.
+    copy_unit: int
 
     def __init__(self, *, quick: bool, select: Callable[[str], bool]) -> None:
         #: Small sizes and few repetitions: to see that everything runs.
@@ -202,7 +202,7 @@ class Lab(ABC):
                 errors[name] = {"error": f"{type(error).__name__}: {str(error).splitlines()[0]}"}
                 continue
             peers.append(peer)
-        size = max(1, round(case.bytes / 2 / COPY_UNIT)) * COPY_UNIT
+        size = max(1, round(case.bytes / 2 / self.copy_unit)) * self.copy_unit
         copy = Contender("copy", self.copies(size, self._sets(2 * size, 2 * size)))
         self.prepare(copy)
         self.sample([ours, *peers, copy])

@@ -79,8 +79,7 @@ __global__ void __launch_bounds__(kCopyThreads) copy_elements(const __grid_const
 // One thread for each half byte whose address has the given parity. Two passes write a destination
 // in which neighbouring half bytes belong to different runs: within a pass no byte has two writers.
 template <bool kWide>
-__global__ void __launch_bounds__(kCopyThreads)
-    copy_nibbles(const __grid_constant__ ElementCopy copy, int parity) {
+__global__ void __launch_bounds__(kCopyThreads) copy_nibbles(const __grid_constant__ ElementCopy copy, int parity) {
   const int64_t index = int64_t(blockIdx.x) * kCopyThreads + threadIdx.x;
   if (index >= copy.total) return;
   int64_t dest = copy.dest;

@@ -11,8 +11,8 @@ extern "C" {
 /* The yardstick of host overhead: nanoseconds that one cudaLaunchKernel of the bound plan's own
  * kernel, grid and arguments takes, over `count` launches in a row on `stream`, and nothing else.
  * For plans whose run is a single kernel. Not part of the public API. */
-baracuda_status baracuda_bare_launch(const baracuda_bound *bound, void *workspace, size_t workspace_size,
-                                     int32_t count, void *stream, double *nanoseconds);
+baracuda_status baracuda_bare_launch(const baracuda_bound *bound, void *workspace, size_t workspace_size, int32_t count,
+                                     void *stream, double *nanoseconds);
 
 #ifdef __cplusplus
 }

@@ -33,7 +33,9 @@ def element_cells(bits: int) -> int:
     return 1 if bits == 4 else bits // 8
 
 
-def view(cells: np.ndarray, shape: tuple[int, ...], strides: tuple[int, ...], offset: int, width: int) -> np.ndarray:
+def view(
+    cells: np.ndarray, shape: tuple[int, ...], strides: tuple[int, ...], offset: int, width: int
+) -> np.ndarray:
     """Elements of `width` cells at `offset` and `strides`, counted in elements from the first cell."""
     steps = (*(stride * width for stride in strides), 1)
     return as_strided(cells[offset * width :], (*shape, width), steps)

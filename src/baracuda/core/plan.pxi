@@ -139,8 +139,8 @@ cdef class PlanCore:
             self._order(&arguments, handle, stream)
         take_workspace(self, workspace, handle, keep, &space)
         with nogil:
-            status = baracuda_plan_run(self._plan, arguments.pointers, arguments.flags, self._count, space.data, space.size,
-                                       <void *>handle)
+            status = baracuda_plan_run(self._plan, arguments.pointers, arguments.flags, self._count, space.data,
+                                       space.size, <void *>handle)
             if space.owned:
                 baracuda_free(self._device, space.data, <void *>handle)
         check(status)
