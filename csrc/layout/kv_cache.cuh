@@ -227,7 +227,7 @@ __global__ void __launch_bounds__(kFewThreads) append_few(const __grid_constant_
 // The same for many tokens. A block has a tile of them and looks through the later tokens once for all
 // of its own, by a small table in shared memory, so that the slots are read once a tile.
 template <class Unit>
-__global__ void __launch_bounds__(kManyThreads) append_many(const __grid_constant__ KvArguments copy) {
+__global__ void __launch_bounds__(kManyThreads, 2) append_many(const __grid_constant__ KvArguments copy) {
   constexpr uint32_t kTable = 1024;
   constexpr int kBatch = 4;
   __shared__ uint32_t tokens_of[kTable];  // which tokens of the tile have a slot with this hash
