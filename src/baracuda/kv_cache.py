@@ -146,8 +146,7 @@ def kv_cache_append(
     shape, dtype, device = _core.describe(key, f"{where}: key")
     tokens, heads, dim = _extents(shape, 3, f"{where}: key", "[tokens, heads, dim]")
     fields = _cache_fields(where, key_cache, slot_mapping, dtype, key_scale, value_scale)
-    descriptor = KvCacheAppendDescriptor(tokens=tokens, heads=heads, dim=dim, **fields)
-    plan = cached_plan(KvCacheAppendPlan, descriptor, device, preference)
+    plan = cached_plan(KvCacheAppendPlan, device, preference, tokens=tokens, heads=heads, dim=dim, **fields)
     plan.run(
         key=key,
         value=value,
@@ -190,8 +189,7 @@ def kv_cache_gather(
     (tokens,) = _extents(slots, 1, f"{where}: slot_mapping", "[tokens]")
     out_dtype = cache_dtype if dtype is None else canonical(dtype, f"{where}: dtype")
     fields = _cache_fields(where, key_cache, slot_mapping, out_dtype, key_scale, value_scale)
-    descriptor = KvCacheGatherDescriptor(tokens=tokens, heads=heads, dim=dim, **fields)
-    plan = cached_plan(KvCacheGatherPlan, descriptor, device, preference)
+    plan = cached_plan(KvCacheGatherPlan, device, preference, tokens=tokens, heads=heads, dim=dim, **fields)
     key, value = (new_output(key_cache, (tokens, heads, dim), out_dtype, device, stream) for _ in range(2))
     plan.run(
         key_cache=key_cache,

@@ -299,16 +299,18 @@ def dynamic_update_slice(
     own_shape, own_dtype, device = _core.describe(dest, "dynamic_update_slice: dest")
     source_shape = _core.describe(source, "dynamic_update_slice: source")[0]
     starts, starts_shape, index_dtype = _starts(starts, device, stream, "dynamic_update_slice")
-    descriptor = DynamicWriteSliceDescriptor(
-        dest_shape=own_shape if dest_shape is None else dest_shape,
-        block_shape=source_shape if block_shape is None else block_shape,
+    plan = cached_plan(
+        DynamicWriteSlicePlan,
+        device,
+        preference,
+        dest_shape=own_shape if dest_shape is None else tuple(dest_shape),
+        block_shape=source_shape if block_shape is None else tuple(block_shape),
         dtype=own_dtype if dtype is None else dtype,
         index_dtype=index_dtype,
         batched=len(starts_shape) == 2,
         bounds=bounds,
         advance_axis=advance_axis,
     )
-    plan = cached_plan(DynamicWriteSlicePlan, descriptor, device, preference)
     plan.run(dest=dest, source=source, starts=starts, stream=stream)
     return dest
 
@@ -343,17 +345,20 @@ def dynamic_update_slice_backward(
     """
     shape, dtype, device = _core.describe(grad, "dynamic_update_slice_backward: grad")
     starts, starts_shape, index_dtype = _starts(starts, device, stream, "dynamic_update_slice_backward")
-    descriptor = DynamicWriteSliceBackwardDescriptor(
+    block = tuple(operator.index(extent) for extent in block_shape)
+    plan = cached_plan(
+        DynamicWriteSliceBackwardPlan,
+        device,
+        preference,
         dest_shape=shape,
-        block_shape=block_shape,
+        block_shape=block,
         dtype=dtype,
         index_dtype=index_dtype,
         batched=len(starts_shape) == 2,
         bounds=bounds,
     )
-    plan = cached_plan(DynamicWriteSliceBackwardPlan, descriptor, device, preference)
     d_dest = new_output(grad, shape, dtype, device, stream)
-    d_source = new_output(grad, descriptor.block_shape, dtype, device, stream)
+    d_source = new_output(grad, block, dtype, device, stream)
     plan.run(grad=grad, starts=starts, d_dest=d_dest, d_source=d_source, stream=stream)
     return returned(d_dest, grad), returned(d_source, grad)
 
