@@ -10,11 +10,11 @@ import pytest
 import support
 from hypothesis import given
 from hypothesis import strategies as st
-from reference import dynamic_write as reference
-from reference import layout as cells_reference
 from support import DTYPES, INPUT_LAYOUTS, OUTPUT_LAYOUTS, Backend, Placed
 
 import baracuda as bc
+from reference import dynamic_write as reference
+from reference import layout as cells_reference
 
 PACKED = ("int4", "uint4")
 BOUNDS = ("drop", "clamp")
@@ -107,9 +107,7 @@ def test_e03_starts_out_of_range(
 
 
 def test_e11_the_position_advances(device: str, backend: Backend) -> None:
-    plan = bc.DynamicWriteSlicePlan(
-        dest_shape=(8,), block_shape=(1,), dtype="float32", advance_axis=0, device=device
-    )
+    plan = bc.DynamicWriteSlicePlan(dest_shape=(8,), block_shape=(1,), dtype="float32", advance_axis=0, device=device)
     cache, position = backend.array(np.zeros(8, np.float32)), backend.array(np.zeros(1, np.int32))
     for value in range(1, 5):
         plan.run(dest=cache, source=backend.array(np.array([value], np.float32)), starts=position)
@@ -242,7 +240,7 @@ def test_ragged_batches(device: str, dtype: str, bounds: str, layout: str) -> No
 
 
 @pytest.mark.parametrize("dtype", PACKED)
-@pytest.mark.parametrize("extent", (7, 8))
+@pytest.mark.parametrize("extent", [7, 8])
 @pytest.mark.parametrize("batched", [False, True])
 def test_half_bytes_at_every_start(device: str, dtype: str, extent: int, batched: bool) -> None:
     rng = np.random.default_rng(4)
@@ -425,7 +423,15 @@ GRADIENT_KERNELS = [
 @pytest.mark.parametrize("bounds", BOUNDS)
 @pytest.mark.parametrize("gradients", ["both", "dest", "source"])
 def test_gradient_kernels(
-    device: str, backend: Backend, dtype: str, dest: Any, block: Any, starts: Any, layout: str, bounds: str, gradients: str
+    device: str,
+    backend: Backend,
+    dtype: str,
+    dest: Any,
+    block: Any,
+    starts: Any,
+    layout: str,
+    bounds: str,
+    gradients: str,
 ) -> None:
     rng = np.random.default_rng(9)
     values = rng.standard_normal(dest).astype(DTYPES[dtype].numpy)
@@ -440,9 +446,7 @@ def test_gradient_kernels(
         dest_shape=dest, block_shape=block, dtype=dtype, bounds=bounds, gradients=gradients, device=device
     )
     starts = np.array(starts, np.int32)
-    plan.run(
-        grad=grad.tensor, starts=bc.asarray(starts, device), **{name: out.tensor for name, out in outputs.items()}
-    )
+    plan.run(grad=grad.tensor, starts=bc.asarray(starts, device), **{name: out.tensor for name, out in outputs.items()})
     expected = dict(
         zip(("d_dest", "d_source"), reference.gradients(values, block, starts, bounds == "clamp"), strict=True)
     )
@@ -489,7 +493,11 @@ def test_starts_advance_and_stop_at_the_largest(device: str, backend: Backend, i
     rows = [[0, 3, 0], [0, highest - 1, 0], [0, -5, 0]]
     starts = np.array(rows if batched else rows[1], index_dtype)
     tensor = backend.array(starts)
-    plan.run(dest=backend.array(np.zeros((3, 9, 2), np.int16)), source=backend.array(np.ones((3, 2, 2), np.int16)), starts=tensor)
+    plan.run(
+        dest=backend.array(np.zeros((3, 9, 2), np.int16)),
+        source=backend.array(np.ones((3, 2, 2), np.int16)),
+        starts=tensor,
+    )
     expected = [[0, 5, 0], [0, highest, 0], [0, -3, 0]]
     assert tensor.numpy().tolist() == (expected if batched else expected[1])
 
@@ -500,7 +508,7 @@ def test_clamp_is_xla_s(start: int) -> None:
     """After JAX's own wrap of negative starts, which is left out here."""
     jax = support.jax()
     dest, source = np.arange(15.0).reshape(5, 3), -np.ones((2, 2))
-    wrapped = start if start >= 0 else 0
+    wrapped = max(start, 0)
     expected = jax.lax.dynamic_update_slice(dest, source, (wrapped, 9))
     got = bc.dynamic_update_slice(dest.copy(), source, [start, 9], bounds="clamp")
     np.testing.assert_array_equal(got, np.asarray(expected))

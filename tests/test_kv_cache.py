@@ -11,10 +11,10 @@ import pytest
 import support
 from hypothesis import given
 from hypothesis import strategies as st
-from reference import dynamic_write as reference
 from support import DTYPES, Backend, Placed
 
 import baracuda as bc
+from reference import dynamic_write as reference
 
 FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
 WIDER = ("float16", "bfloat16", "float32")
@@ -35,9 +35,7 @@ def make_plan(
     )  # fmt: skip
 
 
-def check_append(
-    tokens: tuple[Placed, Placed], caches: tuple[Placed, Placed], slots: np.ndarray, device: str
-) -> Any:
+def check_append(tokens: tuple[Placed, Placed], caches: tuple[Placed, Placed], slots: np.ndarray, device: str) -> Any:
     """Without a conversion: every bit, and what is around."""
     expected = []
     for token, cache in zip(tokens, caches, strict=True):
@@ -156,7 +154,7 @@ def test_e16_a_conversion_needs_a_scale_and_saturates(device: str, backend: Back
         bc.kv_cache_append(*given.values(), *caches, slots)
     plan = make_plan("append", (5, 1, 1), (1, 5), dtype, device, cache_dtype="float8_e4m3fn")
     operands = {**given, "key_cache": caches[0], "value_cache": caches[1], "slot_mapping": slots}
-    with pytest.raises(bc.InvalidProblemError, match="^KvCacheAppendPlan: key_scale: is missing$"):
+    with pytest.raises(bc.InvalidProblemError, match=r"^KvCacheAppendPlan: key_scale: is missing$"):
         plan.run(**operands)
     plain = make_plan("append", (5, 1, 1), (1, 5), dtype, device)
     with pytest.raises(bc.InvalidProblemError, match=f"key_cache: expected dtype {dtype}, got float8_e4m3fn"):
@@ -212,14 +210,12 @@ def test_views_of_fused_tensors(device: str, backend: Backend) -> None:
     tokens, heads, dim = 7, 2, 16
     qkv = backend.memory(rng.integers(0, 256, tokens * 3 * heads * dim * 2, np.uint8))
     step = heads * dim
-    key, value = (
-        qkv.view("float16", (tokens, heads, dim), (3 * step, dim, 1), part * step * 2) for part in (1, 2)
-    )
+    key, value = (qkv.view("float16", (tokens, heads, dim), (3 * step, dim, 1), part * step * 2) for part in (1, 2))
     values = qkv.before.view(np.uint16).reshape(tokens, 3, heads, dim)
     slots = np.array([3, 0, 11, -1, 5, 5, 99])
     blocks, block_size = 4, 3
     for order in ((0, 1, 2, 3, 4), (1, 0, 2, 3, 4), (1, 2, 0, 3, 4), (1, 3, 2, 0, 4)):
-        # (k or v, block, place, head, dim)
+        # The axes are: key or value, block, place, head, dim.
         shape = (2, blocks, block_size, heads, dim)
         strides = support.ordered(shape, order)
         memory = backend.memory(np.zeros(int(np.prod(shape)) * 2, np.uint8))
@@ -247,7 +243,7 @@ SIZES = [
 @pytest.mark.sanitizer
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("misalign", (0, 1))
+@pytest.mark.parametrize("misalign", [0, 1])
 def test_each_kernel(device: str, size: tuple[int, ...], dtype: str, misalign: int) -> None:
     rng = np.random.default_rng(4)
     tokens, heads, dim, blocks, block_size = size
@@ -286,8 +282,12 @@ def test_empties(device: str) -> None:
     rng = np.random.default_rng(6)
     none = np.zeros(0, np.int64)
     cache = (3, 4, 2, 8)
-    check_append(placed_pair(rng, (0, 2, 8), "float32", device), placed_pair(rng, cache, "float32", device), none, device)
-    check_gather(placed_pair(rng, cache, "float32", device), placed_pair(rng, (0, 2, 8), "float32", device), none, device)
+    check_append(
+        placed_pair(rng, (0, 2, 8), "float32", device), placed_pair(rng, cache, "float32", device), none, device
+    )
+    check_gather(
+        placed_pair(rng, cache, "float32", device), placed_pair(rng, (0, 2, 8), "float32", device), none, device
+    )
     slots = np.array([0, 1, -1])
     for empty in ((0, 4, 2, 8), (3, 0, 2, 8)):
         caches = placed_pair(rng, empty, "float32", device)
@@ -364,16 +364,14 @@ def test_gathering_multiplies_by_the_scale(
         with np.errstate(all="ignore"):
             product = codes.reshape(blocks, 1, dim).astype(np.float32) * np.float32(scale)
             expected = np.concatenate([product, np.zeros((2, 1, dim), np.float32)]).astype(DTYPES[dtype].numpy)
-        np.testing.assert_array_equal(
-            backend.read(tensor).astype(np.float64), expected.astype(np.float64)
-        )
+        np.testing.assert_array_equal(backend.read(tensor).astype(np.float64), expected.astype(np.float64))
 
 
 @pytest.mark.sanitizer
 @pytest.mark.parametrize("dtype", WIDER)
 @pytest.mark.parametrize("cache_dtype", FLOAT8)
-@pytest.mark.parametrize("tokens", (9, 1100))
-@pytest.mark.parametrize("dim", (16, 5))
+@pytest.mark.parametrize("tokens", [9, 1100])
+@pytest.mark.parametrize("dim", [16, 5])
 def test_each_conversion_kernel(device: str, dtype: str, cache_dtype: str, tokens: int, dim: int) -> None:
     rng = np.random.default_rng(9)
     backend = Backend(device)
@@ -400,7 +398,9 @@ def test_each_conversion_kernel(device: str, dtype: str, cache_dtype: str, token
     )  # fmt: skip
     for cache, tensor in zip(caches, gathered, strict=True):
         stored = reference.gather(cache.numpy(), slots).astype(np.float32) * np.float32(0.25)
-        np.testing.assert_array_equal(tensor.numpy().astype(np.float32), stored.astype(DTYPES[dtype].numpy).astype(np.float32))
+        np.testing.assert_array_equal(
+            tensor.numpy().astype(np.float32), stored.astype(DTYPES[dtype].numpy).astype(np.float32)
+        )
         tensor.assert_guards()
 
 
@@ -419,9 +419,7 @@ def problems(draw: st.DrawFn) -> dict[str, Any]:
     capacity = blocks * block_size
     index_dtype = draw(st.sampled_from(("int32", "int64")))
     limits = np.iinfo(index_dtype)
-    slot = st.one_of(
-        st.integers(-1, capacity), st.sampled_from((int(limits.min), int(limits.max), capacity - 1, 0))
-    )
+    slot = st.one_of(st.integers(-1, capacity), st.sampled_from((int(limits.min), int(limits.max), capacity - 1, 0)))
     return {
         "tokens": (tokens, heads, dim),
         "cache": shape,
@@ -453,9 +451,7 @@ def test_caches_are_the_reference_s(device: str, problem: dict[str, Any]) -> Non
     check_gather(caches(), tokens(), problem["slots"], device)
 
 
-@pytest.mark.parametrize(
-    "framework", ["numpy", "baracuda", pytest.param("torch", marks=pytest.mark.requires("torch"))]
-)
+@pytest.mark.parametrize("framework", ["numpy", "baracuda", pytest.param("torch", marks=pytest.mark.requires("torch"))])
 def test_forms_return_the_callers_kind(framework: str) -> None:
     backend = Backend("cpu")
     key = np.arange(12, dtype=np.float32).reshape(3, 2, 2)
@@ -534,9 +530,7 @@ def test_a_graph_appends_where_the_slots_say(cache_dtype: str) -> None:
         "append", (tokens, heads, dim), (blocks, block_size), "bfloat16", "cuda",
         cache_dtype=None if cache_dtype == "bfloat16" else cache_dtype,
     )  # fmt: skip
-    bound = plan.bind(
-        key=key, value=value, key_cache=caches[0], value_cache=caches[1], slot_mapping=slots, **scales
-    )
+    bound = plan.bind(key=key, value=value, key_cache=caches[0], value_cache=caches[1], slot_mapping=slots, **scales)
     bound.run()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

@@ -84,11 +84,9 @@ __device__ __forceinline__ void store_part(int64_t chunk, int begin, int end, ui
     }
     if constexpr (kPacked) {
       const int head = begin >> 1;  // its high half only
-      if ((begin & 1) && head / 4 == i)
-        bytes[head] = uint8_t((bytes[head] & 0x0fu) | (word >> (head % 4 * 8) & 0xf0u));
+      if ((begin & 1) && head / 4 == i) bytes[head] = uint8_t((bytes[head] & 0x0fu) | (word >> (head % 4 * 8) & 0xf0u));
       const int tail = end >> 1;  // its low half only
-      if ((end & 1) && tail / 4 == i)
-        bytes[tail] = uint8_t((bytes[tail] & 0xf0u) | (word >> (tail % 4 * 8) & 0x0fu));
+      if ((end & 1) && tail / 4 == i) bytes[tail] = uint8_t((bytes[tail] & 0xf0u) | (word >> (tail % 4 * 8) & 0x0fu));
     }
   }
 }

@@ -66,8 +66,8 @@ DynamicCopy plan_dynamic(Motion motion, const Tensor &large, const Tensor &block
   copy.block = zero ? 0 : cell_address(block, copy.packed);
   for (int axis = 0; axis < large.rank(); ++axis) {
     const int64_t step = large.stride[axis] * copy.element;
-    DynamicAxis next = {large.shape[axis], block.shape[axis], step, zero ? step : block.stride[axis] * copy.element,
-                        axis,              1,                 false};
+    DynamicAxis next = {
+        large.shape[axis], block.shape[axis], step, zero ? step : block.stride[axis] * copy.element, axis, 1, false};
     // Steps of axes with one entry mean nothing and may be anything.
     if (next.bound == 1) next.window_stride = copy.element;
     if (next.extent == 1) next.block_stride = next.window_stride;

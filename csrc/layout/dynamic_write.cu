@@ -72,8 +72,7 @@ void for_each_part(DynamicArguments &arguments, int64_t (&count)[kMaxRank], int 
 }
 
 template <class Body>
-void for_each_part(DynamicArguments &arguments, const DynamicCopy &copy, int axes, int64_t threads,
-                   const Body &body) {
+void for_each_part(DynamicArguments &arguments, const DynamicCopy &copy, int axes, int64_t threads, const Body &body) {
   int64_t count[kMaxRank] = {};
   for (int axis = 0; axis < axes; ++axis) count[axis] = copy.axis[axis].extent;
   for_each_part(arguments, count, axes, threads, body);

@@ -61,7 +61,8 @@ template <class Index>
 void advance(const Tensor &tensor, bool batched, int axis, int64_t step) {
   constexpr int64_t kHighest = std::numeric_limits<Index>::max();
   for (int64_t entry = 0; entry < (batched ? tensor.shape[0] : 1); ++entry) {
-    Index &start = tensor.as<Index>()[batched ? entry * tensor.stride[0] + axis * tensor.stride[1] : axis * tensor.stride[0]];
+    Index &start =
+        tensor.as<Index>()[batched ? entry * tensor.stride[0] + axis * tensor.stride[1] : axis * tensor.stride[0]];
     start = step > kHighest || int64_t(start) > kHighest - step ? Index(kHighest) : Index(start + step);
   }
 }

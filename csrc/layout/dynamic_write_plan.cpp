@@ -26,7 +26,8 @@ class DynamicPlan : public Plan {
       refuse("block_shape: expected ", large_.rank, " extents for dest_shape ", to_string(large_), ", got ",
              to_string(block_));
     if (batched_ && block_[0] != large_[0])
-      refuse("block_shape: expected the leading extent ", large_[0], " of dest_shape, for batched starts, got ", block_[0]);
+      refuse("block_shape: expected the leading extent ", large_[0], " of dest_shape, for batched starts, got ",
+             block_[0]);
     for (int axis = 0; clamp_ && axis < large_.rank; ++axis)
       if (block_[axis] > large_[axis])
         refuse("block_shape: expected at most ", to_string(large_), ", for bounds clamp, got ", to_string(block_));
@@ -134,8 +135,7 @@ class DynamicWriteSliceBackwardPlan final : public DynamicPlan {
     const Tensor &grad = call.operands[kGrad];
     const Starts starts = this->starts(call.operands[kStarts]);
     // Read before the window is zeroed: d_dest may be grad itself.
-    if (source_ >= 0 && block_.count() != 0)
-      move(Motion::read, grad, call.operands[source_], starts, call.stream);
+    if (source_ >= 0 && block_.count() != 0) move(Motion::read, grad, call.operands[source_], starts, call.stream);
     if (dest_ < 0 || large_.count() == 0) return;
     const Tensor &dest = call.operands[dest_];
     if (!same_elements(dest, grad)) copy(dest, grad, call.stream);
@@ -173,6 +173,7 @@ extern "C" baracuda_status baracuda_dynamic_write_slice_plan_create(const baracu
 }
 
 extern "C" baracuda_status baracuda_dynamic_write_slice_backward_plan_create(
-    const baracuda_dynamic_write_slice_backward_desc *desc, const baracuda_plan_options *options, baracuda_plan **plan) {
+    const baracuda_dynamic_write_slice_backward_desc *desc, const baracuda_plan_options *options,
+    baracuda_plan **plan) {
   return baracuda::create_plan<baracuda::DynamicWriteSliceBackwardPlan>(desc, options, plan);
 }

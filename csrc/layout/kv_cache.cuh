@@ -93,7 +93,8 @@ struct QuantizeUnit {
     memcpy(value, raw.vector, sizeof value);
     uint32_t pair[4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) pair[i] = float8_pair<Cache>(float(value[2 * i]) / scale, float(value[2 * i + 1]) / scale);
+    for (int i = 0; i < 4; ++i)
+      pair[i] = float8_pair<Cache>(float(value[2 * i]) / scale, float(value[2 * i + 1]) / scale);
     *reinterpret_cast<uint2 *>(address) = make_uint2(pair[0] | pair[1] << 16, pair[2] | pair[3] << 16);
   }
 };
@@ -114,7 +115,9 @@ struct DequantizeUnit {
   using Raw = uint2;
   static constexpr bool kConverts = true;
   static constexpr int kVectors = 8 * sizeof(T) / sizeof(uint4);
-  static __device__ __forceinline__ Raw load(int64_t address) { return __ldg(reinterpret_cast<const uint2 *>(address)); }
+  static __device__ __forceinline__ Raw load(int64_t address) {
+    return __ldg(reinterpret_cast<const uint2 *>(address));
+  }
   static __device__ __forceinline__ void store(int64_t address, Raw raw, float scale) {
     T value[8];
 #pragma unroll
@@ -138,7 +141,9 @@ template <class T, class Cache>
 struct DequantizeElement {
   using Raw = uint8_t;
   static constexpr bool kConverts = true;
-  static __device__ __forceinline__ Raw load(int64_t address) { return __ldg(reinterpret_cast<const uint8_t *>(address)); }
+  static __device__ __forceinline__ Raw load(int64_t address) {
+    return __ldg(reinterpret_cast<const uint8_t *>(address));
+  }
   static __device__ __forceinline__ void store(int64_t address, Raw raw, float scale) {
     Cache stored;
     stored.bits = raw;
@@ -331,16 +336,9 @@ inline KvArguments make_arguments(const KvCopy &copy, int64_t row_units, int64_t
   KvArguments arguments = {};
   for (int i = 0; i < 2; ++i) {
     const KvSide &side = copy.side[i];
-    arguments.side[i] = {side.token_data,
-                         side.token_step,
-                         side.token_head,
-                         strided ? side.token_dim : token_unit,
-                         side.cache_data,
-                         side.cache_block,
-                         side.cache_position,
-                         side.cache_head,
-                         strided ? side.cache_dim : cache_unit,
-                         side.scale};
+    arguments.side[i] = {
+        side.token_data,  side.token_step,     side.token_head, strided ? side.token_dim : token_unit, side.cache_data,
+        side.cache_block, side.cache_position, side.cache_head, strided ? side.cache_dim : cache_unit, side.scale};
   }
   arguments.slots = copy.slots;
   arguments.slot_step = copy.slot_step;
@@ -448,8 +446,8 @@ template <class Body>
 void with_conversion(const KvCopy &copy, const Body &body) {
   const int64_t size = nibbles(copy.dtype) / kNibblesPerByte;
   const bool eight = is_dense(copy) && copy.dim % 8 == 0 && token_bits(copy) % 16 == 0 && cache_bits(copy) % 8 == 0;
-  const KvArguments arguments = eight ? make_arguments(copy, copy.dim / 8, 8 * size, 8, false)
-                                      : make_arguments(copy, copy.dim, size, 1, true);
+  const KvArguments arguments =
+      eight ? make_arguments(copy, copy.dim / 8, 8 * size, 8, false) : make_arguments(copy, copy.dim, size, 1, true);
   dispatch_dtype<float16, bfloat16, float>(copy.dtype, [&](auto type) {
     dispatch_dtype<float8_e4m3fn, float8_e5m2>(copy.cache_dtype,
                                                [&](auto cache_type) { body(type, cache_type, eight, arguments); });

@@ -67,7 +67,8 @@ void dequantize_row(Row to, Row from, int64_t count, float scale) {
 }
 
 void zero_row(Row to, int64_t count, int64_t size) {
-  for (int64_t i = 0; i < count; ++i) std::memset(reinterpret_cast<void *>(uintptr_t(to.data + i * to.step)), 0, size_t(size));
+  for (int64_t i = 0; i < count; ++i)
+    std::memset(reinterpret_cast<void *>(uintptr_t(to.data + i * to.step)), 0, size_t(size));
 }
 
 // Calls body(move), where move(to, from, side) moves a row, for the copy's types.

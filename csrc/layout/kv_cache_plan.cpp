@@ -47,7 +47,8 @@ class KvCachePlan : public Plan {
                 cache_dtype_, cache);
     check_shape("tokens", {1, {desc.tokens}}, desc.index_dtype, slots);
     if (__int128(desc.heads) * desc.dim > kLongestToken)
-      unsupported(name, ": heads, dim: at most ", kLongestToken, " elements a token, got ", desc.heads, " x ", desc.dim);
+      unsupported(name, ": heads, dim: at most ", kLongestToken, " elements a token, got ", desc.heads, " x ",
+                  desc.dim);
 
     const Role token_role = gather ? Role::out : Role::in;
     const Role cache_role = gather ? Role::in : Role::inout;
@@ -81,8 +82,13 @@ class KvCachePlan : public Plan {
                  storage_bytes(desc.index_dtype, slots.count()),
              converts ? 2 * elements : 0};
     const char *math = converts ? "float32" : "exact";
-    sku_ = {"layout", op,    dtype.name,
-            converts ? dtype_name(cache_dtype_) : index.name, "cpu", "cpu", {math, "none", true, true}};
+    sku_ = {"layout",
+            op,
+            dtype.name,
+            converts ? dtype_name(cache_dtype_) : index.name,
+            "cpu",
+            "cpu",
+            {math, "none", true, true}};
     if constexpr (kWithCuda) {
       if (device().is_cuda()) {
         sku_.arch = kv_cache_arch(name);
@@ -135,7 +141,8 @@ class KvCachePlan : public Plan {
 
   void check_conversion(DLDataType from, DLDataType to) const {
     const bool float8 = to == DTypeOf<float8_e4m3fn>::value || to == DTypeOf<float8_e5m2>::value;
-    const bool wider = from == DTypeOf<float16>::value || from == DTypeOf<bfloat16>::value || from == DTypeOf<float>::value;
+    const bool wider =
+        from == DTypeOf<float16>::value || from == DTypeOf<bfloat16>::value || from == DTypeOf<float>::value;
     if (!float8 || !wider)
       unsupported(name_, ": cache_dtype: no conversion from ", std::string(dtype_name(from)), " to ", dtype_name(to));
   }

@@ -77,13 +77,13 @@ def quantize(values: np.ndarray, scale: float, dtype: str) -> np.ndarray:
     mantissa, smallest, largest = _FLOAT8[dtype]
     with np.errstate(all="ignore"):
         quotients = values.astype(np.float32) / np.float32(scale)
-    return np.array(
-        [_encode(float(q), mantissa, smallest, largest) for q in quotients.ravel()], np.uint8
-    ).reshape(values.shape)
+    return np.array([_encode(float(q), mantissa, smallest, largest) for q in quotients.ravel()], np.uint8).reshape(
+        values.shape
+    )
 
 
 def _encode(value: float, mantissa: int, smallest: int, largest: int) -> Any:
-    if value != value:
+    if np.isnan(value):
         return 0x7F
     sign = 0x80 if np.signbit(value) else 0
     size = min(abs(value), float(largest))
