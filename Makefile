@@ -23,7 +23,10 @@ JOBS ?= $(shell nproc)
 comma := ,
 bin := $(VENV)/bin
 cuda := $(if $(CUDA),$(if $(filter 0 OFF off,$(CUDA)),OFF,ON),AUTO)
-settings := -C cmake.define.BARACUDA_CUDA=$(cuda) -C 'cmake.define.CMAKE_CUDA_ARCHITECTURES=$(ARCHITECTURES)'
+# Warnings are errors in CI.
+werror := $(if $(CI),ON,OFF)
+settings := -C cmake.define.BARACUDA_CUDA=$(cuda) -C cmake.define.BARACUDA_WERROR=$(werror) \
+  -C 'cmake.define.CMAKE_CUDA_ARCHITECTURES=$(ARCHITECTURES)'
 sources := CMakeLists.txt LICENSE NOTICE README.md pyproject.toml $(shell find build_backend cmake csrc src -type f ! -name '*.pyc')
 # cuda-python is of use only where there is a GPU.
 extras := test$(if $(wildcard /dev/nvidia0)$(shell command -v nvidia-smi),$(comma)cuda)
@@ -44,7 +47,7 @@ test: $(VENV)/test-requires sanitize embed
 sanitize: $(VENV)/build-requires
 	$(bin)/cmake -S . -B build/sanitize -G Ninja --log-level=WARNING \
 	  -DPython_EXECUTABLE="$(abspath $(bin)/python)" -DCMAKE_BUILD_TYPE=RelWithDebInfo \
-	  -DBARACUDA_CUDA=OFF -DBARACUDA_SANITIZE=ON -DBARACUDA_TESTS=ON -DBARACUDA_WERROR=$(if $(CI),ON,OFF)
+	  -DBARACUDA_CUDA=OFF -DBARACUDA_SANITIZE=ON -DBARACUDA_TESTS=ON -DBARACUDA_WERROR=$(werror)
 	$(bin)/cmake --build build/sanitize
 	$(bin)/ctest --test-dir build/sanitize --output-on-failure --no-tests=error
 

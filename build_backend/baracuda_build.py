@@ -70,12 +70,9 @@ def _system_nvcc() -> str | None:
     if compiler := os.environ.get("CUDACXX"):
         return shutil.which(compiler)
     homes = [Path(home) / "bin" for home in (os.environ.get("CUDA_HOME"),) if home]
-    path = os.pathsep.join(
-        [*map(str, homes), os.environ.get("PATH", os.defpath), "/usr/local/cuda/bin"]
-    )
+    path = os.pathsep.join([*map(str, homes), os.environ.get("PATH", os.defpath), "/usr/local/cuda/bin"])
     return shutil.which("nvcc", path=path)
 
 
 def _gpu_visible() -> bool:
     return Path("/dev/nvidia0").exists() or shutil.which("nvidia-smi") is not None
-

@@ -20,6 +20,16 @@ if(SKBUILD_SABI_VERSION)
 endif()
 python_add_library(_core MODULE WITH_SOABI ${sabi} "${core_c}")
 target_link_libraries(_core PRIVATE baracuda)
+execute_process(
+  COMMAND "${Python_EXECUTABLE}" -c "import numpy; print(numpy.get_include())"
+  OUTPUT_VARIABLE numpy_include
+  OUTPUT_STRIP_TRAILING_WHITESPACE
+  COMMAND_ERROR_IS_FATAL ANY
+)
+target_include_directories(_core SYSTEM PRIVATE "${numpy_include}")
+target_compile_definitions(_core PRIVATE NPY_NO_DEPRECATED_API=NPY_2_0_API_VERSION)
+# The yardstick of the benchmarks is not in the installed headers.
+target_include_directories(_core PRIVATE "${PROJECT_SOURCE_DIR}/csrc")
 
 # Exports the module's entry and nothing else: neither our own functions nor the CUDA runtime's.
 set(exports "${PROJECT_SOURCE_DIR}/cmake/exports.map")

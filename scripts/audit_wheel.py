@@ -80,9 +80,7 @@ def check_symbols(wheel: Path) -> str:
     """The extension exports its entry alone, and needs nothing but the C and C++ runtimes."""
     with tempfile.TemporaryDirectory() as directory:
         extension = Path(zipfile.ZipFile(wheel).extract(extension_of(wheel), directory))
-        exports = {
-            line.split()[-1] for line in output_of("nm", "-D", "--defined-only", extension).splitlines()
-        }
+        exports = {line.split()[-1] for line in output_of("nm", "-D", "--defined-only", extension).splitlines()}
         dynamic = output_of("readelf", "-d", extension)
     needed = set(re.findall(r"\(NEEDED\).*\[(.+)\]", dynamic))
     if exports != EXPORTS:

@@ -35,9 +35,7 @@ def main() -> None:
         "import sys; sys.path.insert(0, 'build_backend'); import baracuda_build;"
         f"print(*baracuda_build.get_requires_for_build_wheel({settings!r}), sep='\\n')"
     )
-    run = subprocess.run(
-        [sys.executable, "-c", query], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True
-    )
+    run = subprocess.run([sys.executable, "-c", query], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
     if more := run.stdout.split("\n")[:-1]:
         pip_install(*more)
 

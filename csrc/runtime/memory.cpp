@@ -72,8 +72,8 @@ baracuda_status baracuda_allocate(DLDevice device, size_t bytes, void *stream, v
     }
 #if BARACUDA_WITH_CUDA
     const DeviceGuard guard(chosen);
-    baracuda::check_cuda(cudaMallocFromPoolAsync(data, baracuda::rounded(bytes),
-                                                 baracuda::pool_of(chosen.ordinal), static_cast<cudaStream_t>(stream)),
+    baracuda::check_cuda(cudaMallocFromPoolAsync(data, baracuda::rounded(bytes), baracuda::pool_of(chosen.ordinal),
+                                                 static_cast<cudaStream_t>(stream)),
                          "cudaMallocFromPoolAsync");
 #endif
   });

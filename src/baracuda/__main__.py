@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """``python -m baracuda``: where the C library is, and how to compile and link against it.
 
-    cc program.c $(python -m baracuda --cflags --libs) -o program
-    cmake -S . -B build -Dbaracuda_DIR="$(python -m baracuda --cmake-dir)"
+cc program.c $(python -m baracuda --cflags --libs) -o program
+cmake -S . -B build -Dbaracuda_DIR="$(python -m baracuda --cmake-dir)"
 """
 
 from __future__ import annotations

@@ -57,9 +57,7 @@ class Plan(_core.PlanCore):
     #: What the selection kept to.
     preference: PlanPreference
 
-    def __init__(
-        self, *, device: object = "cuda", preference: PlanPreference | None = None, **fields: Any
-    ) -> None:
+    def __init__(self, *, device: object = "cuda", preference: PlanPreference | None = None, **fields: Any) -> None:
         try:
             descriptor = self.Descriptor(**fields)
         except TypeError as error:
@@ -69,9 +67,7 @@ class Plan(_core.PlanCore):
         self._select(descriptor, device, preference)
 
     @classmethod
-    def select(
-        cls, descriptor: Any, *, device: object = "cuda", preference: PlanPreference | None = None
-    ) -> Self:
+    def select(cls, descriptor: Any, *, device: object = "cuda", preference: PlanPreference | None = None) -> Self:
         """The plan for a descriptor."""
         if not isinstance(descriptor, cls.Descriptor):
             raise InvalidProblemError(
@@ -98,13 +94,13 @@ def _reselect(cls: type[Plan], descriptor: Any, device: str, preference: PlanPre
 
 
 @functools.lru_cache(maxsize=1024)
-def _cached(cls: type[Plan], descriptor: Any, device: str, preference: PlanPreference | None) -> Plan:
-    return cls.select(descriptor, device=device, preference=preference)
+def _cached(cls: type[Plan], device: str, preference: PlanPreference | None, *fields: tuple[str, Any]) -> Plan:
+    return cls(device=device, preference=preference, **dict(fields))
 
 
-def cached_plan(cls: type[Plan], descriptor: Any, device: str, preference: PlanPreference | None) -> Plan:
-    """The plan that the function forms share, selected at its first use."""
-    return _cached(cls, descriptor, device, preference)
+def cached_plan(cls: type[Plan], device: str, preference: PlanPreference | None, **fields: Any) -> Plan:
+    """The plan that the function forms share, selected at its first use. Fields must be hashable."""
+    return _cached(cls, device, preference, *fields.items())  # type: ignore[arg-type]
 
 
 def plan_cache_info() -> Any:

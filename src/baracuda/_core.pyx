@@ -3,13 +3,12 @@
 """The extension module: the C library, and what Python needs of it to run any plan."""
 
 cimport cython
-from cpython.buffer cimport PyBUF_RECORDS_RO, PyBuffer_Release, PyObject_GetBuffer
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from cpython.object cimport PyObject
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid, PyCapsule_New
 from cpython.ref cimport Py_DECREF, Py_INCREF
-from libc.stdint cimport int32_t, int64_t, intptr_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
-from libc.string cimport memcpy, memset, strcmp
+from libc.stdint cimport int32_t, int64_t, intptr_t, uint64_t, uintptr_t
+from libc.string cimport memcpy, memset
 
 from baracuda.capi cimport *
 

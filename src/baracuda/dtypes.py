@@ -80,14 +80,12 @@ def pack_int4(array: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:
     >>> [hex(byte) for byte in bc.pack_int4([1, 2, -1])]
     ['0x21', '0xf']
     """
-    flat = np.asarray(array)
+    flat = np.asarray(array).ravel()
     if flat.dtype.name in ("int4", "uint4"):
         flat = flat.astype(np.int8)
-    halves = (flat.ravel().astype(np.int64) & 15).astype(np.uint8)
-    if halves.size % 2:
-        halves = np.append(halves, np.uint8(0))
-    packed: np.ndarray[Any, np.dtype[np.uint8]] = halves[0::2] | halves[1::2] << 4
-    return packed
+    halves = np.zeros(flat.size + flat.size % 2, np.uint8)
+    halves[: flat.size] = flat.astype(np.int64) & 15
+    return halves[0::2] | halves[1::2] << np.uint8(4)
 
 
 def unpack_int4(packed: Any, shape: tuple[int, ...], dtype: str = "int4") -> np.ndarray[Any, np.dtype[Any]]:

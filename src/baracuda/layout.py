@@ -110,13 +110,15 @@ def write_slice(
     shape, own_dtype, device = _core.describe(dest, "write_slice: dest")
     if dest_shape is not None:
         shape = tuple(operator.index(extent) for extent in dest_shape)
-    descriptor = WriteSliceDescriptor(
+    plan = cached_plan(
+        WriteSlicePlan,
+        device,
+        preference,
         dest_shape=shape,
         ranges=_ranges(ranges, shape),
         dtype=own_dtype if dtype is None else dtype,
         overlap=overlap,
     )
-    plan = cached_plan(WriteSlicePlan, descriptor, device, preference)
     plan.run(dest=dest, source=source, stream=stream)
     return dest
 

@@ -69,9 +69,8 @@ cdef str one_line(object error):
 
 
 cdef int set_layout(Slot *slot, object shape, object strides, int64_t unit, str where) except -1:
-    """`strides` in units of which an element is `unit`, or None for row-major."""
+    """`strides` in bytes, of which an element has `unit`, or None for row-major."""
     cdef int axis
-    cdef int64_t stride
     if len(shape) > BARACUDA_MAX_RANK:
         raise _errors.UnsupportedError(f"{where}: expected a rank of at most {BARACUDA_MAX_RANK}, got {len(shape)}")
     slot.tensor.ndim = len(shape)
@@ -80,28 +79,59 @@ cdef int set_layout(Slot *slot, object shape, object strides, int64_t unit, str 
     for axis in range(slot.tensor.ndim):
         slot.shape[axis] = shape[axis]
         if strides is not None:
-            stride = strides[axis]
-            if stride % unit != 0 and slot.shape[axis] > 1:
-                raise _errors.UnsupportedError(
-                    f"{where}: a stride of {stride} bytes is not a multiple of the element's {unit}")
-            slot.strides[axis] = stride // unit
+            set_stride(slot, axis, strides[axis], unit, where)
     return 0
 
 
-cdef int read_numpy(object array, Slot *slot, str where) except -1:
-    cdef uintptr_t address
-    interface = array.__array_interface__
-    pair = numpy_dtype_pair(array.dtype, where)
+# Only the header's inline accessors, which need no import of NumPy's function table.
+cdef extern from "numpy/arrayobject.h" nogil:
+    ctypedef struct PyArrayObject:
+        pass
+    ctypedef struct PyArray_Descr:
+        pass
+    const int NPY_ARRAY_WRITEABLE
+    void *PyArray_DATA(PyArrayObject *array)
+    int PyArray_NDIM(PyArrayObject *array)
+    intptr_t *PyArray_DIMS(PyArrayObject *array)
+    intptr_t *PyArray_STRIDES(PyArrayObject *array)
+    int PyArray_FLAGS(PyArrayObject *array)
+    PyArray_Descr *PyArray_DESCR(PyArrayObject *array)
+
+
+cdef int read_numpy(object value, Slot *slot, str where) except -1:
+    # NumPy's own DLPack and buffer exports don't know the dtypes of ml_dtypes.
+    cdef PyArrayObject *array = <PyArrayObject *>value
+    cdef int axis
+    cdef int rank = PyArray_NDIM(array)
+    cdef int64_t unit
+    if rank > BARACUDA_MAX_RANK:
+        raise _errors.UnsupportedError(f"{where}: expected a rank of at most {BARACUDA_MAX_RANK}, got {rank}")
+    pair = numpy_dtype_pair(<object><PyObject *>PyArray_DESCR(array), where)
     slot.tensor.dtype.code = pair[0]
     slot.tensor.dtype.bits = pair[1]
     slot.tensor.dtype.lanes = 1
-    address, read_only = interface["data"]
-    slot.tensor.data = <void *>address
+    slot.tensor.data = PyArray_DATA(array)
     slot.tensor.byte_offset = 0
     slot.tensor.device.device_type = kDLCPU
     slot.tensor.device.device_id = 0
-    slot.flags = DLPACK_FLAG_BITMASK_READ_ONLY if read_only else 0
-    return set_layout(slot, array.shape, interface["strides"], array.itemsize, where)
+    slot.tensor.ndim = rank
+    slot.tensor.shape = slot.shape
+    slot.tensor.strides = slot.strides
+    slot.flags = 0 if PyArray_FLAGS(array) & NPY_ARRAY_WRITEABLE else DLPACK_FLAG_BITMASK_READ_ONLY
+    unit = slot.tensor.dtype.bits // 8
+    for axis in range(rank):
+        slot.shape[axis] = PyArray_DIMS(array)[axis]
+        set_stride(slot, axis, PyArray_STRIDES(array)[axis], unit, where)
+    return 0
+
+
+cdef inline int set_stride(Slot *slot, int axis, int64_t stride, int64_t unit, str where) except -1:
+    """`stride` in bytes, of which an element has `unit`."""
+    if stride % unit != 0 and slot.shape[axis] > 1:
+        raise _errors.UnsupportedError(
+            f"{where}: a stride of {stride} bytes is not a multiple of the element's {unit}")
+    slot.strides[axis] = stride // unit
+    return 0
 
 
 cdef int read_capsule(object capsule, Slot *slot, str where) except -1:

@@ -139,8 +139,8 @@ cdef class PlanCore:
             self._order(&arguments, handle, stream)
         take_workspace(self, workspace, handle, keep, &space)
         with nogil:
-            status = baracuda_plan_run(self._plan, arguments.pointers, arguments.flags, self._count, space.data, space.size,
-                                       <void *>handle)
+            status = baracuda_plan_run(self._plan, arguments.pointers, arguments.flags, self._count, space.data,
+                                       space.size, <void *>handle)
             if space.owned:
                 baracuda_free(self._device, space.data, <void *>handle)
         check(status)
@@ -295,3 +295,24 @@ cdef class BoundPlan:
             if space.owned:
                 baracuda_free(self.plan._device, space.data, <void *>handle)
         check(status)
+
+
+cdef extern from "runtime/bare_launch.h" nogil:
+    baracuda_status baracuda_bare_launch(const baracuda_bound *bound, void *workspace, size_t workspace_size,
+                                         int32_t count, void *stream, double *nanoseconds)
+
+
+def _bare_launch_ns(BoundPlan bound, int count, stream=None):
+    """Nanoseconds of one bare cudaLaunchKernel of what `bound` launches; the yardstick of the benchmarks."""
+    cdef Workspace space
+    cdef double nanoseconds = 0
+    cdef baracuda_status status
+    cdef uintptr_t handle = 0 if stream is None else stream_handle(stream)
+    cdef list keep = []
+    take_workspace(bound.plan, None, handle, keep, &space)
+    with nogil:
+        status = baracuda_bare_launch(bound._bound, space.data, space.size, count, <void *>handle, &nanoseconds)
+        if space.owned:
+            baracuda_free(bound.plan._device, space.data, <void *>handle)
+    check(status)
+    return nanoseconds
