@@ -85,7 +85,6 @@ struct EvenStart {
     const int32_t rest = int32_t(product - int64_t(whole) * (axis.out - 1));
     fraction = exact_divide(Real(rest), Real(axis.out - 1));
   }
-  BARACUDA_HD EvenStart(int32_t whole, Real fraction) : whole(whole), fraction(fraction) {}
   // `u` is in [0, 1).
   BARACUDA_HD int32_t at(const PoolAxis &axis, Real u) const {
     const int32_t start = whole + (exact_add(fraction, u) >= Real(1));

@@ -1,0 +1,619 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "pooling/fractional_max_pool.h"
+#include "runtime/launch.cuh"
+
+namespace baracuda {
+
+constexpr int kPoolThreads = 256;
+constexpr int kWarp = 32;
+constexpr uint32_t kAllLanes = 0xffffffffu;
+
+// The bits of an element, so that values move unchanged and stay narrow until they are compared.
+template <int kBytes>
+struct PoolBits;
+template <>
+struct PoolBits<2> {
+  using type = uint16_t;
+};
+template <>
+struct PoolBits<4> {
+  using type = uint32_t;
+};
+template <>
+struct PoolBits<8> {
+  using type = unsigned long long;
+};
+
+template <class T>
+using BitsOf = typename PoolBits<sizeof(T)>::type;
+
+template <class T>
+__device__ __forceinline__ BitsOf<T> load_bits(const T *from) {
+  return __ldg(reinterpret_cast<const BitsOf<T> *>(from));
+}
+
+template <class T>
+__device__ __forceinline__ typename PoolReal<T>::type real_of(BitsOf<T> bits) {
+  return typename PoolReal<T>::type(bit_cast<T>(bits));
+}
+
+// Results that nobody here reads again: they are not to displace what others still need.
+template <class T>
+__device__ __forceinline__ void stream_out(T *to, BitsOf<T> bits) {
+  __stcs(reinterpret_cast<BitsOf<T> *>(to), bits);
+}
+
+// ---------------------------------------------------------------------------------------------------
+// Forward, row-major outputs.
+//
+// A block takes consecutive outputs, whichever planes they lie in. It first works out where the
+// windows of its rows and columns start, so that an output costs one division by a constant and
+// two looks at shared memory besides its window.
+
+struct PoolRowsCall {
+  PoolProblem problem;
+  PoolSamples samples;
+  PoolView x;
+  void *y;
+  void *indices;
+  int64_t outputs;
+  int32_t block_outputs;
+  int32_t rows;    // at most this many in a block
+  int32_t planes;  // at most this many in a block
+  int32_t rows_of_plane;
+  Divider out_fast;
+  Divider channels;
+};
+
+template <class T, class Index, int kSlowWindow, int kMiddleWindow, int kFastWindow, int kUnroll>
+__global__ void __launch_bounds__(kPoolThreads) pool_rows(const __grid_constant__ PoolRowsCall call) {
+  using Real = typename PoolReal<T>::type;
+  extern __shared__ __align__(16) char shared[];
+  const PoolAxis &slow = call.problem.axis[kSlow];
+  const PoolAxis &middle = call.problem.axis[kMiddle];
+  const PoolAxis &fast = call.problem.axis[kFast];
+  int64_t *const row_place = reinterpret_cast<int64_t *>(shared);
+  int64_t *const row_index = row_place + call.rows;
+  Real *const samples = reinterpret_cast<Real *>(row_index + call.rows);
+  int32_t *const row_starts = reinterpret_cast<int32_t *>(samples + call.planes * kPoolAxes);
+  int32_t *const fast_start = row_starts + call.rows;
+
+  const int64_t first = int64_t(blockIdx.x) * call.block_outputs;
+  const int32_t count = int32_t(min(int64_t(call.block_outputs), call.outputs - first));
+  const int64_t first_row = first / fast.out;
+  const int32_t lead = int32_t(first - first_row * fast.out);
+  const int32_t rows = (lead + count - 1) / fast.out + 1;
+  const int64_t first_plane = first_row / call.rows_of_plane;
+  const int32_t row_of_plane = int32_t(first_row - first_plane * call.rows_of_plane);
+  const int32_t planes = (row_of_plane + rows - 1) / call.rows_of_plane + 1;
+
+  for (int32_t p = threadIdx.x; p < planes; p += kPoolThreads) {
+    const int64_t plane = first_plane + p;
+    const int64_t n = plane / call.problem.channels;
+    Real u[kPoolAxes];
+    plane_samples(call.samples, call.problem, n, plane - n * call.problem.channels, u);
+#pragma unroll
+    for (int axis = 0; axis < kPoolAxes; ++axis) samples[p * kPoolAxes + axis] = u[axis];
+  }
+  __syncthreads();
+  for (int32_t r = threadIdx.x; r < rows; r += kPoolThreads) {
+    const int32_t p = (row_of_plane + r) / call.rows_of_plane;
+    const int32_t row = row_of_plane + r - p * call.rows_of_plane;
+    const int32_t i = row / middle.out;
+    const int32_t s = window_start(slow, call.problem.placement, i, samples[p * kPoolAxes + kSlow]);
+    const int32_t m =
+        window_start(middle, call.problem.placement, row - i * middle.out, samples[p * kPoolAxes + kMiddle]);
+    const int64_t plane = first_plane + p;
+    const int64_t n = plane / call.problem.channels;
+    row_place[r] = call.x.plane(n, plane - n * call.problem.channels) + call.x.cell(s, m, 0);
+    row_index[r] = call.problem.index_origin(plane) + (int64_t(s) * middle.in + m) * fast.in;
+    row_starts[r] = p * fast.out;
+  }
+  for (int32_t t = threadIdx.x; t < planes * fast.out; t += kPoolThreads) {
+    const int32_t p = t / fast.out;
+    fast_start[t] =
+        window_start(fast, call.problem.placement, t - p * fast.out, samples[p * kPoolAxes + kFast]);
+  }
+  __syncthreads();
+
+  const T *const x = static_cast<const T *>(call.x.data);
+  T *const y = static_cast<T *>(call.y) + first;
+  Index *const indices = call.indices ? static_cast<Index *>(call.indices) + first : nullptr;
+  const bool last_nan = call.problem.placement == Placement::torch;
+  const int64_t slow_step = call.x.axis[kSlow];
+  const int64_t middle_step = call.x.axis[kMiddle];
+  const int64_t fast_step = call.x.axis[kFast];
+  constexpr bool kFixed = kSlowWindow > 0;
+  constexpr int kCells = kFixed ? kSlowWindow * kMiddleWindow * kFastWindow : 1;
+
+  for (int32_t base = threadIdx.x; base < count; base += kPoolThreads * kUnroll) {
+    BitsOf<T> cells[kUnroll][kCells];
+    int64_t index[kUnroll];
+    const T *from[kUnroll];
+    // All loads come before the first comparison, so that they are in flight together.
+#pragma unroll
+    for (int e = 0; e < kUnroll; ++e) {
+      const int32_t t = lead + min(base + e * kPoolThreads, count - 1);
+      const int32_t r = int32_t(call.out_fast.divide(uint32_t(t)));
+      const int32_t f = fast_start[row_starts[r] + (t - r * fast.out)];
+      from[e] = x + (row_place[r] + f * fast_step);
+      index[e] = row_index[r] + f;
+      if constexpr (kFixed) {
+#pragma unroll
+        for (int s = 0; s < kSlowWindow; ++s)
+#pragma unroll
+          for (int m = 0; m < kMiddleWindow; ++m)
+#pragma unroll
+            for (int w = 0; w < kFastWindow; ++w)
+              cells[e][(s * kMiddleWindow + m) * kFastWindow + w] =
+                  load_bits(from[e] + (s * slow_step + m * middle_step + w * fast_step));
+      }
+    }
+#pragma unroll
+    for (int e = 0; e < kUnroll; ++e) {
+      BitsOf<T> best;
+      int64_t place = 0;
+      if constexpr (kFixed) {
+        best = cells[e][0];
+        Real highest = real_of<T>(best);
+        int32_t offset = 0;
+#pragma unroll
+        for (int s = 0; s < kSlowWindow; ++s)
+#pragma unroll
+          for (int m = 0; m < kMiddleWindow; ++m)
+#pragma unroll
+            for (int w = 0; w < kFastWindow; ++w) {
+              const BitsOf<T> bits = cells[e][(s * kMiddleWindow + m) * kFastWindow + w];
+              const Real value = real_of<T>(bits);
+              if ((s | m | w) != 0 && beats(value, highest, last_nan)) {
+                best = bits;
+                highest = value;
+                // 32 bits are enough: a plane of more cells takes the other kernel.
+                offset = (s * middle.in + m) * fast.in + w;
+              }
+            }
+        place = offset;
+      } else {
+        best = load_bits(from[e]);
+        Real highest = real_of<T>(best);
+        for (int32_t s = 0; s < slow.window; ++s) {
+          for (int32_t m = 0; m < middle.window; ++m) {
+            const T *row = from[e] + (s * slow_step + m * middle_step);
+            const int64_t row_offset = (int64_t(s) * middle.in + m) * fast.in;
+#pragma unroll 4
+            for (int32_t w = 0; w < fast.window; ++w) {
+              const BitsOf<T> bits = load_bits(row + w * fast_step);
+              const Real value = real_of<T>(bits);
+              if (beats(value, highest, last_nan)) {
+                best = bits;
+                highest = value;
+                place = row_offset + w;
+              }
+            }
+          }
+        }
+      }
+      const int32_t t = base + e * kPoolThreads;
+      if (t < count) {
+        stream_out(y + t, best);
+        if (indices) __stcs(indices + t, Index(index[e] + place));
+      }
+    }
+  }
+}
+
+// ---------------------------------------------------------------------------------------------------
+// Backward, row-major operands.
+//
+// A warp owns some cells of dx, keeps their sums in shared memory, and goes through the outputs that
+// could name them in the order of the outputs. It moves along the slow axis with a ring of as many
+// slices as a window may reach; a slice that no later output can reach is written. A cell belongs to
+// one warp, so there are no atomics.
+//
+// Lanes take outputs that lie side by side. Where several of them name one cell, the first of them
+// adds the others' gradients to its own, in their order. All such lanes are within `overlap` places.
+
+struct PoolRingCall {
+  PoolProblem problem;
+  const void *dy;
+  const void *indices;
+  void *dx;
+  bool accumulate;
+  int32_t overlap;
+  int32_t slots;  // slices in the ring
+  // Cells that a warp owns: `strip` slices of `middle_tile` rows of `fast_tile` cells.
+  int32_t strip;
+  int32_t middle_tile;
+  int32_t fast_tile;
+  int32_t strips;
+  int32_t middle_tiles;
+  int32_t fast_tiles;
+  int64_t warps;
+  Divider slice;  // cells in a slice of x
+  Divider row;    // cells in a row of x
+  int32_t vector;  // cells written at once: 4 where rows and addresses allow it, else 1
+};
+
+constexpr int kRingWarps = 4;
+
+// Where window i of an axis may begin, and one past the last cell it may hold.
+struct PoolSpan {
+  int32_t begin;
+  int32_t end;
+};
+
+template <class T, int kVector>
+struct alignas(sizeof(T) * kVector) PoolPack {
+  T value[kVector];
+};
+
+template <class T, class Real, int kVector>
+__device__ __forceinline__ void write_row(T *to, Real *from, int32_t count, bool accumulate, int lane) {
+  for (int32_t t = lane * kVector; t < count; t += kWarp * kVector) {
+    using RealPack = PoolPack<Real, kVector>;
+    using Pack = PoolPack<T, kVector>;
+    RealPack sums = *reinterpret_cast<const RealPack *>(from + t);
+    Pack pack;
+    if (accumulate) {
+      pack = *reinterpret_cast<const Pack *>(to + t);
+#pragma unroll
+      for (int e = 0; e < kVector; ++e) sums.value[e] = Real(pack.value[e]) + sums.value[e];
+    }
+#pragma unroll
+    for (int e = 0; e < kVector; ++e) pack.value[e] = T(sums.value[e]);
+    *reinterpret_cast<Pack *>(to + t) = pack;
+#pragma unroll
+    for (int e = 0; e < kVector; ++e) sums.value[e] = Real(0);
+    *reinterpret_cast<RealPack *>(from + t) = sums;
+  }
+}
+
+template <class T, class Index, bool kFlat, int kAhead>
+__global__ void __launch_bounds__(kRingWarps *kWarp) pool_ring(const __grid_constant__ PoolRingCall call) {
+  using Real = typename PoolReal<T>::type;
+  extern __shared__ __align__(16) char shared[];
+  const PoolAxis &slow = call.problem.axis[kSlow];
+  const PoolAxis &middle = call.problem.axis[kMiddle];
+  const PoolAxis &fast = call.problem.axis[kFast];
+  // Spans of all windows: the planes' samples play no part in them.
+  PoolSpan *const slow_span = reinterpret_cast<PoolSpan *>(shared);
+  PoolSpan *const middle_span = slow_span + slow.out;
+  PoolSpan *const fast_span = middle_span + middle.out;
+  const int32_t spans = slow.out + middle.out + fast.out;
+  for (int32_t t = threadIdx.x; t < spans; t += kRingWarps * kWarp) {
+    const int axis = t < slow.out ? kSlow : t < slow.out + middle.out ? kMiddle : kFast;
+    const int32_t i = t - (axis == kSlow ? 0 : axis == kMiddle ? slow.out : slow.out + middle.out);
+    const PoolAxis &windows = call.problem.axis[axis];
+    slow_span[t] = {windows.earliest(i), windows.latest(i) + windows.window};
+  }
+  __syncthreads();
+
+  const int lane = threadIdx.x % kWarp;
+  const int warp = threadIdx.x / kWarp;
+  int64_t tile = int64_t(blockIdx.x) * kRingWarps + warp;
+  if (tile >= call.warps) return;
+  const int32_t patch = call.slots * call.middle_tile * call.fast_tile;
+  Real *const sums = reinterpret_cast<Real *>(shared + (size_t(spans) * sizeof(PoolSpan) + 15) / 16 * 16) + warp * patch;
+  for (int32_t t = lane; t < patch; t += kWarp) sums[t] = Real(0);
+  __syncwarp();
+
+  const int32_t f0 = int32_t(tile % call.fast_tiles) * call.fast_tile;
+  tile /= call.fast_tiles;
+  const int32_t m0 = int32_t(tile % call.middle_tiles) * call.middle_tile;
+  tile /= call.middle_tiles;
+  const int32_t s0 = int32_t(tile % call.strips) * call.strip;
+  const int64_t plane = tile / call.strips;
+  const int32_t s1 = min(s0 + call.strip, slow.in);
+  const int32_t m1 = min(m0 + call.middle_tile, middle.in);
+  const int32_t f1 = min(f0 + call.fast_tile, fast.in);
+
+  const PoolRange over_slow = {windows_over(slow, s0).begin, windows_over(slow, s1 - 1).end};
+  const PoolRange over_middle = {windows_over(middle, m0).begin, windows_over(middle, m1 - 1).end};
+  const PoolRange over_fast = {windows_over(fast, f0).begin, windows_over(fast, f1 - 1).end};
+  const int32_t chunks = (over_fast.end - over_fast.begin + kWarp - 1) / kWarp;
+
+  const T *const dy = static_cast<const T *>(call.dy) + plane * call.problem.out_plane();
+  const Index *const indices = static_cast<const Index *>(call.indices) + plane * call.problem.out_plane();
+  const int64_t origin = call.problem.index_origin(plane);
+  const uint32_t cells = uint32_t(call.problem.in_plane());
+  T *const dx = static_cast<T *>(call.dx) + plane * call.problem.in_plane();
+
+  int32_t done = s0;  // slices below are written
+  int32_t head = 0;   // the slot of slice `done`
+  const auto write_slices = [&](int32_t until) {
+    for (; done < until; ++done) {
+      for (int32_t m = m0; m < m1; ++m) {
+        T *const to = dx + (int64_t(done) * middle.in + m) * fast.in + f0;
+        Real *const from = sums + (head * call.middle_tile + (m - m0)) * call.fast_tile;
+        if (call.vector == 4) {
+          write_row<T, Real, 4>(to, from, f1 - f0, call.accumulate, lane);
+        } else {
+          write_row<T, Real, 1>(to, from, f1 - f0, call.accumulate, lane);
+        }
+      }
+      if (++head == call.slots) head = 0;
+    }
+    __syncwarp();
+  };
+
+  // Two walks over the same chunks of outputs: one loads ahead of the other.
+  struct Walk {
+    int32_t i, m, chunk;
+  };
+  const auto advance = [&](Walk &walk) {
+    if (++walk.chunk < chunks) return;
+    walk.chunk = 0;
+    if (++walk.m < over_middle.end) return;
+    walk.m = over_middle.begin;
+    ++walk.i;
+  };
+  struct Batch {
+    Index index[kAhead];
+    BitsOf<T> gradient[kAhead];
+  };
+  Walk ahead = {over_slow.begin, over_middle.begin, 0};
+  const auto load = [&](Batch &batch) {
+#pragma unroll
+    for (int e = 0; e < kAhead; ++e) {
+      const int32_t j = over_fast.begin + ahead.chunk * kWarp + lane;
+      batch.index[e] = Index(-1);
+      batch.gradient[e] = 0;
+      if (ahead.i < over_slow.end && j < over_fast.end) {
+        const int64_t place = (int64_t(ahead.i) * middle.out + ahead.m) * fast.out + j;
+        batch.index[e] = __ldg(indices + place);
+        batch.gradient[e] = load_bits(dy + place);
+      }
+      advance(ahead);
+    }
+  };
+
+  Walk now = {over_slow.begin, over_middle.begin, 0};
+  int32_t written_for = -1;
+  int32_t slow_limit = 0;
+  int32_t middle_low = 0;
+  int32_t middle_limit = 0;
+  const auto add = [&](Index index, BitsOf<T> bits) {
+    if (now.i != written_for) {
+      const PoolSpan span = slow_span[now.i];
+      write_slices(min(max(span.begin, s0), s1));
+      slow_limit = min(span.end, s1) - done;
+      written_for = now.i;
+    }
+    if (!kFlat) {
+      const PoolSpan span = middle_span[now.m];
+      middle_low = max(span.begin, m0);
+      middle_limit = min(span.end, m1) - middle_low;
+    }
+    const int32_t j = over_fast.begin + now.chunk * kWarp + lane;
+    // Lanes past the row carry index -1, which is no cell.
+    const int64_t relative = int64_t(index) - origin;
+    const uint32_t cell = uint32_t(relative);
+    bool mine = index >= 0 && uint64_t(relative) < uint64_t(cells);
+    const uint32_t s = (kFlat ? call.row : call.slice).divide(cell);
+    uint32_t rest = cell - s * (kFlat ? call.row : call.slice).divisor;
+    const int32_t slice = int32_t(s) - done;
+    mine = mine && slice >= 0 && slice < slow_limit;
+    int32_t row = head + slice;
+    if (row >= call.slots) row -= call.slots;
+    if (!kFlat) {
+      const uint32_t m = call.row.divide(rest);
+      rest -= m * call.row.divisor;
+      const int32_t down = int32_t(m) - middle_low;
+      mine = mine && down >= 0 && down < middle_limit;
+      row = row * call.middle_tile + int32_t(m) - m0;
+    }
+    const int32_t f = int32_t(rest);
+    const PoolSpan span = fast_span[min(j, fast.out - 1)];
+    mine = mine && f >= max(span.begin, f0) && f < min(span.end, f1);
+    const int32_t key = mine ? row * call.fast_tile + f - f0 : -1;
+    const Real gradient = real_of<T>(bits);
+    Real sum = mine ? sums[key] + gradient : Real(0);
+    for (int32_t apart = 1; apart <= call.overlap; ++apart) {
+      const int32_t before = __shfl_up_sync(kAllLanes, key, apart);
+      const int32_t after = __shfl_down_sync(kAllLanes, key, apart);
+      const Real theirs = __shfl_down_sync(kAllLanes, gradient, apart);
+      if (lane + apart < kWarp && after == key) sum += theirs;
+      if (lane >= apart && before == key) mine = false;
+    }
+    if (mine) sums[key] = sum;
+    __syncwarp();
+  };
+
+  Batch next;
+  load(next);
+  while (now.i < over_slow.end) {
+    const Batch batch = next;
+    load(next);
+#pragma unroll
+    for (int e = 0; e < kAhead; ++e) {
+      if (now.i < over_slow.end) {
+        add(batch.index[e], batch.gradient[e]);
+        advance(now);
+      }
+    }
+  }
+  write_slices(s1);
+}
+
+// ---------------------------------------------------------------------------------------------------
+// Any strides. Threads follow the memory of what they write, so that channels-last tensors are read
+// and written in whole lines, too.
+
+constexpr int kTensorAxes = 2 + kPoolAxes;
+constexpr int kAnyItems = 16;         // elements of a thread
+constexpr int kMostTableEntries = 4096;
+
+// The elements of a tensor [batch, channel, slow, middle, fast] in the order of their addresses.
+struct PoolOrder {
+  int64_t total;
+  bool wide;  // positions need 64 bits
+  int64_t step[kTensorAxes];  // elements of this order between neighbours along an axis
+  int64_t extent[kTensorAxes];
+  Divider step32[kTensorAxes];
+  Divider extent32[kTensorAxes];
+};
+
+__device__ __forceinline__ void find_place(const PoolOrder &order, int64_t index, int64_t (&at)[kTensorAxes]) {
+  if (order.wide) {
+#pragma unroll
+    for (int axis = 0; axis < kTensorAxes; ++axis) at[axis] = index / order.step[axis] % order.extent[axis];
+  } else {
+#pragma unroll
+    for (int axis = 0; axis < kTensorAxes; ++axis) {
+      const uint32_t whole = order.step32[axis].divide(uint32_t(index));
+      at[axis] = whole - order.extent32[axis].divide(whole) * order.extent32[axis].divisor;
+    }
+  }
+}
+
+struct PoolAnyForward {
+  PoolForward pool;
+  PoolOrder order;
+  bool table;  // the parts of starts that hold for all planes fit in shared memory
+};
+
+template <class T, class Index>
+__global__ void __launch_bounds__(kPoolThreads) pool_any(const __grid_constant__ PoolAnyForward call) {
+  using Real = typename PoolReal<T>::type;
+  extern __shared__ __align__(16) char shared[];
+  const PoolProblem &problem = call.pool.problem;
+  const PoolAxis &slow = problem.axis[kSlow];
+  const PoolAxis &middle = problem.axis[kMiddle];
+  const PoolAxis &fast = problem.axis[kFast];
+  EvenStart<Real> *const table = reinterpret_cast<EvenStart<Real> *>(shared);
+  if (call.table) {
+    for (int32_t t = threadIdx.x; t < slow.out + middle.out + fast.out; t += kPoolThreads) {
+      const int axis = t < slow.out ? kSlow : t < slow.out + middle.out ? kMiddle : kFast;
+      const int32_t i = t - (axis == kSlow ? 0 : axis == kMiddle ? slow.out : slow.out + middle.out);
+      if (problem.axis[axis].out > 1) table[t] = EvenStart<Real>(problem.axis[axis], i);
+    }
+    __syncthreads();
+  }
+  Real step[kPoolAxes];
+#pragma unroll
+  for (int axis = 0; axis < kPoolAxes; ++axis) step[axis] = torch_step<Real>(problem.axis[axis]);
+
+  const T *const x = static_cast<const T *>(call.pool.x.data);
+  const bool last_nan = problem.placement == Placement::torch;
+  const int64_t first = int64_t(blockIdx.x) * (kPoolThreads * kAnyItems) + threadIdx.x;
+#pragma unroll 1
+  for (int e = 0; e < kAnyItems; ++e) {
+    const int64_t index = first + e * kPoolThreads;
+    if (index >= call.order.total) return;
+    int64_t at[kTensorAxes];
+    find_place(call.order, index, at);
+    Real u[kPoolAxes];
+    plane_samples(call.pool.samples, problem, at[0], at[1], u);
+    int32_t start[kPoolAxes];
+    int32_t entry = 0;
+#pragma unroll
+    for (int axis = 0; axis < kPoolAxes; ++axis) {
+      const PoolAxis &windows = problem.axis[axis];
+      const int32_t i = int32_t(at[2 + axis]);
+      if (windows.out == 1) {
+        start[axis] = single_start(windows, problem.placement, u[axis]);
+      } else if (problem.placement == Placement::torch) {
+        start[axis] = torch_start(windows, i, u[axis], step[axis]);
+      } else if (call.table) {
+        start[axis] = table[entry + i].at(windows, u[axis]);
+      } else {
+        start[axis] = EvenStart<Real>(windows, i).at(windows, u[axis]);
+      }
+      entry += windows.out;
+    }
+    const T *const from =
+        x + (call.pool.x.plane(at[0], at[1]) + call.pool.x.cell(start[kSlow], start[kMiddle], start[kFast]));
+    BitsOf<T> best = load_bits(from);
+    Real highest = real_of<T>(best);
+    int64_t place = 0;
+    for (int32_t s = 0; s < slow.window; ++s) {
+      for (int32_t m = 0; m < middle.window; ++m) {
+        const T *const row = from + call.pool.x.cell(s, m, 0);
+        const int64_t row_place = (int64_t(s) * middle.in + m) * fast.in;
+#pragma unroll 4
+        for (int32_t w = 0; w < fast.window; ++w) {
+          const BitsOf<T> bits = load_bits(row + w * call.pool.x.axis[kFast]);
+          const Real value = real_of<T>(bits);
+          if (beats(value, highest, last_nan)) {
+            best = bits;
+            highest = value;
+            place = row_place + w;
+          }
+        }
+      }
+    }
+    stream_out(static_cast<T *>(call.pool.y.data) + call.pool.y.plane(at[0], at[1]) +
+                   call.pool.y.cell(at[2], at[3], at[4]),
+               best);
+    if (call.pool.indices.data) {
+      const int64_t plane = at[0] * problem.channels + at[1];
+      const int64_t cell =
+          problem.index_origin(plane) + (int64_t(start[kSlow]) * middle.in + start[kMiddle]) * fast.in + start[kFast];
+      static_cast<Index *>(call.pool.indices.data)[call.pool.indices.plane(at[0], at[1]) +
+                                                   call.pool.indices.cell(at[2], at[3], at[4])] = Index(cell + place);
+    }
+  }
+}
+
+struct PoolAnyBackward {
+  PoolBackward pool;
+  PoolOrder order;
+  bool table;  // the ranges of windows over all cells of the axes fit in shared memory
+};
+
+template <class T, class Index>
+__global__ void __launch_bounds__(kPoolThreads) pool_any_backward(const __grid_constant__ PoolAnyBackward call) {
+  using Real = typename PoolReal<T>::type;
+  extern __shared__ __align__(16) char shared[];
+  const PoolProblem &problem = call.pool.problem;
+  const PoolAxis &slow = problem.axis[kSlow];
+  const PoolAxis &middle = problem.axis[kMiddle];
+  const PoolAxis &fast = problem.axis[kFast];
+  PoolRange *const table = reinterpret_cast<PoolRange *>(shared);
+  if (call.table) {
+    for (int32_t t = threadIdx.x; t < slow.in + middle.in + fast.in; t += kPoolThreads) {
+      const int axis = t < slow.in ? kSlow : t < slow.in + middle.in ? kMiddle : kFast;
+      table[t] =
+          windows_over(problem.axis[axis], t - (axis == kSlow ? 0 : axis == kMiddle ? slow.in : slow.in + middle.in));
+    }
+    __syncthreads();
+  }
+  const int64_t first = int64_t(blockIdx.x) * (kPoolThreads * kAnyItems) + threadIdx.x;
+#pragma unroll 1
+  for (int e = 0; e < kAnyItems; ++e) {
+    const int64_t index = first + e * kPoolThreads;
+    if (index >= call.order.total) return;
+    int64_t at[kTensorAxes];
+    find_place(call.order, index, at);
+    PoolRange over[kPoolAxes];
+    int32_t entry = 0;
+#pragma unroll
+    for (int axis = 0; axis < kPoolAxes; ++axis) {
+      over[axis] = call.table ? table[entry + at[2 + axis]] : windows_over(problem.axis[axis], int32_t(at[2 + axis]));
+      entry += problem.axis[axis].in;
+    }
+    const Index *const indices =
+        static_cast<const Index *>(call.pool.indices.data) + call.pool.indices.plane(at[0], at[1]);
+    const T *const dy = static_cast<const T *>(call.pool.dy.data) + call.pool.dy.plane(at[0], at[1]);
+    const int64_t cell = problem.index_origin(at[0] * problem.channels + at[1]) +
+                         (at[2] * middle.in + at[3]) * fast.in + at[4];
+    Real sum = 0;
+    for (int32_t i = over[kSlow].begin; i < over[kSlow].end; ++i) {
+      for (int32_t m = over[kMiddle].begin; m < over[kMiddle].end; ++m) {
+        const int64_t named = call.pool.indices.cell(i, m, 0);
+        const int64_t given = call.pool.dy.cell(i, m, 0);
+#pragma unroll 3
+        for (int32_t j = over[kFast].begin; j < over[kFast].end; ++j)
+          if (int64_t(__ldg(indices + named + j * call.pool.indices.axis[kFast])) == cell)
+            sum += real_of<T>(load_bits(dy + given + j * call.pool.dy.axis[kFast]));
+      }
+    }
+    T *const to = static_cast<T *>(call.pool.dx.data) + call.pool.dx.plane(at[0], at[1]) +
+                  call.pool.dx.cell(at[2], at[3], at[4]);
+    *to = T(call.pool.accumulate ? Real(*to) + sum : sum);
+  }
+}
+
+}  // namespace baracuda
