@@ -64,7 +64,6 @@ struct PoolRowsCall {
   int32_t planes;  // at most this many in a block
   int32_t rows_of_plane;
   Divider out_fast;
-  Divider channels;
 };
 
 template <class T, class Index, int kSlowWindow, int kMiddleWindow, int kFastWindow, int kUnroll>
@@ -237,6 +236,7 @@ struct PoolRingCall {
 };
 
 constexpr int kRingWarps = 4;
+constexpr int kRingAhead = 3;  // loads in flight beyond the outputs at hand
 
 // Where window i of an axis may begin, and one past the last cell it may hold.
 struct PoolSpan {
@@ -443,7 +443,7 @@ __global__ void __launch_bounds__(kRingWarps *kWarp) pool_ring(const __grid_cons
 
 constexpr int kTensorAxes = 2 + kPoolAxes;
 constexpr int kAnyItems = 16;         // elements of a thread
-constexpr int kMostTableEntries = 4096;
+constexpr int64_t kMostTableBytes = 32 * 1024;
 
 // The elements of a tensor [batch, channel, slow, middle, fast] in the order of their addresses.
 struct PoolOrder {

@@ -176,7 +176,7 @@ class ForwardPlan : public PoolPlan {
     cost_.operations = out_.count() * (window_cells() - 1);
     path_ = "direct";
     if constexpr (kWithCuda)
-      if (device().is_cuda()) path_ = fractional_max_pool_path(problem_);
+      if (device().is_cuda()) path_ = fractional_max_pool_path(problem_, desc.dtype);
     set_sku(op, desc.dtype, wants_indices ? dtype_name(index_dtype_) : nullptr, "exact", "none");
   }
 
