@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <vector>
 
 #include "pooling/fractional_max_pool.h"
@@ -103,40 +104,94 @@ void forward(const PoolForward &call) {
                });
 }
 
+// Where each window of an axis may begin, and one past the last cell it may hold.
+struct Span {
+  int32_t begin;
+  int32_t end;
+
+  bool holds(int64_t cell) const { return begin <= cell && cell < end; }
+};
+
+std::vector<Span> spans_of(const PoolAxis &axis) {
+  std::vector<Span> spans(size_t(axis.out));
+  for (int32_t i = 0; i < axis.out; ++i) spans[size_t(i)] = {axis.earliest(i), axis.latest(i) + axis.window};
+  return spans;
+}
+
 template <class T, class Index>
-void backward(const PoolBackward &call) {
+class Backward {
+ public:
   using Real = typename PoolReal<T>::type;
-  const PoolProblem &problem = call.problem;
-  const PoolAxis *axis = problem.axis;
-  const int64_t slices = axis[kSlow].in;
-  std::vector<PoolRange> over_fast(size_t(axis[kFast].in));
-  for (int32_t f = 0; f < axis[kFast].in; ++f) over_fast[size_t(f)] = windows_over(axis[kFast], f);
-  parallel_for(problem.planes() * slices, problem.planes() * (problem.in_plane() + problem.out_plane()) * 8,
-               [&](int64_t begin, int64_t end) {
-    for (int64_t place = begin; place < end; ++place) {
-      const int64_t plane = place / slices;
-      const int64_t n = plane / problem.channels;
-      const int64_t c = plane % problem.channels;
-      const int32_t s = int32_t(place % slices);
-      const T *dy = static_cast<const T *>(call.dy.data) + call.dy.plane(n, c);
-      const Index *indices = static_cast<const Index *>(call.indices.data) + call.indices.plane(n, c);
-      T *dx = static_cast<T *>(call.dx.data) + call.dx.plane(n, c);
-      const PoolRange over_slow = windows_over(axis[kSlow], s);
-      int64_t cell = problem.index_origin(plane) + int64_t(s) * axis[kMiddle].in * axis[kFast].in;
+
+  explicit Backward(const PoolBackward &call) : call_(call), problem_(call.problem) {
+    for (int axis = 0; axis < kPoolAxes; ++axis) spans_[axis] = spans_of(problem_.axis[axis]);
+  }
+
+  // The slices [begin, end) of one plane along the slow axis. `sums` is room that calls share.
+  void slices(int64_t plane, int32_t begin, int32_t end, std::vector<Real> &sums) const {
+    const PoolAxis *axis = problem_.axis;
+    const int64_t n = plane / problem_.channels;
+    const int64_t c = plane % problem_.channels;
+    const int64_t slice = int64_t(axis[kMiddle].in) * axis[kFast].in;
+    sums.assign(size_t((end - begin) * slice), Real(0));
+    gather(n, c, problem_.index_origin(plane) + begin * slice, begin, end, sums);
+    T *dx = static_cast<T *>(call_.dx.data) + call_.dx.plane(n, c);
+    size_t at = 0;
+    for (int32_t s = begin; s < end; ++s) {
       for (int32_t m = 0; m < axis[kMiddle].in; ++m) {
-        const PoolRange over_middle = windows_over(axis[kMiddle], m);
-        for (int32_t f = 0; f < axis[kFast].in; ++f, ++cell) {
-          Real sum = 0;
-          for (int32_t i = over_slow.begin; i < over_slow.end; ++i)
-            for (int32_t k = over_middle.begin; k < over_middle.end; ++k)
-              for (int32_t j = over_fast[size_t(f)].begin; j < over_fast[size_t(f)].end; ++j)
-                if (int64_t(indices[call.indices.cell(i, k, j)]) == cell) sum += Real(dy[call.dy.cell(i, k, j)]);
-          T &to = dx[call.dx.cell(s, m, f)];
-          to = T(call.accumulate ? Real(to) + sum : sum);
+        for (int32_t f = 0; f < axis[kFast].in; ++f, ++at) {
+          T &to = dx[call_.dx.cell(s, m, f)];
+          to = T(call_.accumulate ? Real(to) + sums[at] : sums[at]);
         }
       }
     }
-  });
+  }
+
+ private:
+  // `origin` is the index of the first cell of the slices.
+  void gather(int64_t n, int64_t c, int64_t origin, int32_t begin, int32_t end, std::vector<Real> &sums) const {
+    const PoolAxis *axis = problem_.axis;
+    const T *dy = static_cast<const T *>(call_.dy.data) + call_.dy.plane(n, c);
+    const Index *indices = static_cast<const Index *>(call_.indices.data) + call_.indices.plane(n, c);
+    const int32_t first = windows_over(axis[kSlow], begin).begin;
+    const int32_t last = windows_over(axis[kSlow], end - 1).end;
+    for (int32_t i = first; i < last; ++i) {
+      for (int32_t m = 0; m < axis[kMiddle].out; ++m) {
+        for (int32_t j = 0; j < axis[kFast].out; ++j) {
+          // Unsigned, because an index may be any number.
+          const uint64_t at = uint64_t(indices[call_.indices.cell(i, m, j)]) - uint64_t(origin);
+          if (at >= sums.size()) continue;
+          const uint64_t row = at / uint64_t(axis[kFast].in);
+          if (!spans_[kFast][size_t(j)].holds(int64_t(at % uint64_t(axis[kFast].in))) ||
+              !spans_[kMiddle][size_t(m)].holds(int64_t(row % uint64_t(axis[kMiddle].in))) ||
+              !spans_[kSlow][size_t(i)].holds(begin + int64_t(row / uint64_t(axis[kMiddle].in))))
+            continue;
+          sums[size_t(at)] += Real(dy[call_.dy.cell(i, m, j)]);
+        }
+      }
+    }
+  }
+
+  const PoolBackward &call_;
+  const PoolProblem &problem_;
+  std::vector<Span> spans_[kPoolAxes];
+};
+
+template <class T, class Index>
+void backward(const PoolBackward &call) {
+  const PoolProblem &problem = call.problem;
+  const int64_t slices = problem.axis[kSlow].in;
+  const Backward<T, Index> body(call);
+  parallel_for(problem.planes() * slices, problem.planes() * (problem.in_plane() + problem.out_plane()) * 8,
+               [&](int64_t begin, int64_t end) {
+                 std::vector<typename PoolReal<T>::type> sums;
+                 while (begin < end) {
+                   const int64_t plane = begin / slices;
+                   const int64_t stop = std::min(end, (plane + 1) * slices);
+                   body.slices(plane, int32_t(begin - plane * slices), int32_t(stop - plane * slices), sums);
+                   begin = stop;
+                 }
+               });
 }
 
 // Calls body with the element's type and the index's.
