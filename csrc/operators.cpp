@@ -29,30 +29,34 @@ constexpr const char *kPlacements[] = {"even", "torch", nullptr};
 constexpr const char *kIndexBases[] = {"tensor", "plane", nullptr};
 
 // Extents of pooling, from the outermost axis on.
-#define BARACUDA_POOL_2D(Desc)                                                 \
-  {"batch", BARACUDA_FIELD_INT64, offsetof(Desc, batch), nullptr},             \
-      {"channels", BARACUDA_FIELD_INT64, offsetof(Desc, channels), nullptr},   \
-      {"h_in", BARACUDA_FIELD_INT64, offsetof(Desc, h_in), nullptr},           \
-      {"w_in", BARACUDA_FIELD_INT64, offsetof(Desc, w_in), nullptr},           \
-      {"window_h", BARACUDA_FIELD_INT64, offsetof(Desc, window_h), nullptr},   \
-      {"window_w", BARACUDA_FIELD_INT64, offsetof(Desc, window_w), nullptr},   \
-      {"h_out", BARACUDA_FIELD_INT64, offsetof(Desc, h_out), nullptr},         \
-      {"w_out", BARACUDA_FIELD_INT64, offsetof(Desc, w_out), nullptr},         \
-      {"dtype", BARACUDA_FIELD_DTYPE, offsetof(Desc, dtype), nullptr},         \
-      {"placement", BARACUDA_FIELD_CHOICE, offsetof(Desc, placement), kPlacements}, \
-      {"index_base", BARACUDA_FIELD_CHOICE, offsetof(Desc, index_base), kIndexBases}
-#define BARACUDA_POOL_3D(Desc)                                               \
-  {"d_in", BARACUDA_FIELD_INT64, offsetof(Desc, d_in), nullptr},             \
-      {"window_d", BARACUDA_FIELD_INT64, offsetof(Desc, window_d), nullptr}, \
-      {"d_out", BARACUDA_FIELD_INT64, offsetof(Desc, d_out), nullptr}
-#define BARACUDA_POOL_FORWARD(Desc)                                                              \
-  {"index_dtype", BARACUDA_FIELD_OPTIONAL_DTYPE, offsetof(Desc, index_dtype), nullptr},          \
-      {"samples_dtype", BARACUDA_FIELD_OPTIONAL_DTYPE, offsetof(Desc, samples_dtype), nullptr},  \
-      {"samples", BARACUDA_FIELD_BOOL, offsetof(Desc, samples), nullptr},                        \
-      {"seed", BARACUDA_FIELD_INT64, offsetof(Desc, seed), nullptr}
-#define BARACUDA_POOL_BACKWARD(Desc)                                            \
-  {"index_dtype", BARACUDA_FIELD_DTYPE, offsetof(Desc, index_dtype), nullptr},  \
-      {"accumulate", BARACUDA_FIELD_BOOL, offsetof(Desc, accumulate), nullptr}
+#define BARACUDA_POOL_2D(Desc)                                                        \
+  {"batch", BARACUDA_FIELD_INT64, offsetof(Desc, batch), nullptr},                    \
+      {"channels", BARACUDA_FIELD_INT64, offsetof(Desc, channels), nullptr},          \
+      {"h_in", BARACUDA_FIELD_INT64, offsetof(Desc, h_in), nullptr},                  \
+      {"w_in", BARACUDA_FIELD_INT64, offsetof(Desc, w_in), nullptr},                  \
+      {"window_h", BARACUDA_FIELD_INT64, offsetof(Desc, window_h), nullptr},          \
+      {"window_w", BARACUDA_FIELD_INT64, offsetof(Desc, window_w), nullptr},          \
+      {"h_out", BARACUDA_FIELD_INT64, offsetof(Desc, h_out), nullptr},                \
+      {"w_out", BARACUDA_FIELD_INT64, offsetof(Desc, w_out), nullptr},                \
+      {"dtype", BARACUDA_FIELD_DTYPE, offsetof(Desc, dtype), nullptr},                \
+      {"placement", BARACUDA_FIELD_CHOICE, offsetof(Desc, placement), kPlacements}, { \
+    "index_base", BARACUDA_FIELD_CHOICE, offsetof(Desc, index_base), kIndexBases      \
+  }
+#define BARACUDA_POOL_3D(Desc)                                                 \
+  {"d_in", BARACUDA_FIELD_INT64, offsetof(Desc, d_in), nullptr},               \
+      {"window_d", BARACUDA_FIELD_INT64, offsetof(Desc, window_d), nullptr}, { \
+    "d_out", BARACUDA_FIELD_INT64, offsetof(Desc, d_out), nullptr              \
+  }
+#define BARACUDA_POOL_FORWARD(Desc)                                                             \
+  {"index_dtype", BARACUDA_FIELD_OPTIONAL_DTYPE, offsetof(Desc, index_dtype), nullptr},         \
+      {"samples_dtype", BARACUDA_FIELD_OPTIONAL_DTYPE, offsetof(Desc, samples_dtype), nullptr}, \
+      {"samples", BARACUDA_FIELD_BOOL, offsetof(Desc, samples), nullptr}, {                     \
+    "seed", BARACUDA_FIELD_INT64, offsetof(Desc, seed), nullptr                                 \
+  }
+#define BARACUDA_POOL_BACKWARD(Desc)                                             \
+  {"index_dtype", BARACUDA_FIELD_DTYPE, offsetof(Desc, index_dtype), nullptr}, { \
+    "accumulate", BARACUDA_FIELD_BOOL, offsetof(Desc, accumulate), nullptr       \
+  }
 
 constexpr baracuda_field kFractionalMaxPool2d[] = {BARACUDA_POOL_2D(baracuda_fractional_max_pool2d_desc),
                                                    BARACUDA_POOL_FORWARD(baracuda_fractional_max_pool2d_desc)};

@@ -13,10 +13,10 @@ import pytest
 import support
 from hypothesis import given
 from hypothesis import strategies as st
-from reference import pooling as reference
 from support import INPUT_LAYOUTS, OUTPUT_LAYOUTS, Backend, assert_same_bits
 
 import baracuda as bc
+from reference import pooling as reference
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 PLACEMENTS = ("even", "torch")
@@ -184,8 +184,8 @@ def test_matches_the_reference(backend: Backend, problem: str, dtype: str, place
 
 
 @pytest.mark.sanitizer
-@pytest.mark.parametrize("dtype", ("float32", "bfloat16"))
-@pytest.mark.parametrize("layouts", (("row_major", "row_major"), ("channels_last", "channels_last")))
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("layouts", [("row_major", "row_major"), ("channels_last", "channels_last")])
 @pytest.mark.parametrize("problem", PROBLEMS)
 def test_kernels_under_the_sanitizer(backend: Backend, problem: str, layouts: tuple[str, str], dtype: str) -> None:
     (n, c), shape, window, out = PROBLEMS[problem]
@@ -275,7 +275,7 @@ def test_float64_samples(backend: Backend) -> None:
 # Where windows lie.
 
 
-@pytest.mark.parametrize("u", (0.0, 0.3, 0.5, float(BELOW_ONE)))
+@pytest.mark.parametrize("u", [0.0, 0.3, 0.5, float(BELOW_ONE)])
 def test_even_is_the_exact_rule(u: float) -> None:
     """But for the one rounding of the sum of the fraction and the sample."""
     for n, k, o in itertools.product((5, 16, 31, 64), (1, 2, 5), (1, 2, 7, 30, 64, 100)):
@@ -312,7 +312,7 @@ def test_starts(backend: Backend, placement: str) -> None:
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
-@pytest.mark.parametrize("garbage", (5.0, -5.0, np.inf, -np.inf, np.nan))
+@pytest.mark.parametrize("garbage", [5.0, -5.0, np.inf, -np.inf, np.nan])
 def test_samples_outside_read_nothing_outside(backend: Backend, placement: str, garbage: float) -> None:
     # The guards around x are NaN in every dtype's eyes, and NaN would win.
     x = np.ones((1, 2, 7, 8), np.float32)
@@ -356,7 +356,7 @@ def random_problem(rng: np.random.Generator, rank: int) -> tuple[tuple[int, int]
 
 @pytest.mark.requires("torch")
 @pytest.mark.parametrize("seed", range(20))
-@pytest.mark.parametrize("rank", (2, 3))
+@pytest.mark.parametrize("rank", [2, 3])
 def test_equals_torch_on_the_cpu(backend: Backend, rank: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     for _ in range(15):
@@ -371,7 +371,7 @@ def test_equals_torch_on_the_cpu(backend: Backend, rank: int, seed: int) -> None
 
 @pytest.mark.requires("torch.cuda")
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("rank", (2, 3))
+@pytest.mark.parametrize("rank", [2, 3])
 def test_equals_torch_on_cuda(rank: int, dtype: str) -> None:
     rng = np.random.default_rng(rank)
     for device, _ in itertools.product(("cpu", "cuda"), range(60)):
@@ -390,7 +390,7 @@ def test_equals_torch_on_cuda(rank: int, dtype: str) -> None:
 
 
 @pytest.mark.requires("torch")
-@pytest.mark.parametrize("rank", (2, 3))
+@pytest.mark.parametrize("rank", [2, 3])
 def test_backward_equals_torch_autograd(backend: Backend, rank: int) -> None:
     torch = support.torch()
     rng = np.random.default_rng(11)
@@ -404,9 +404,7 @@ def test_backward_equals_torch_autograd(backend: Backend, rank: int) -> None:
         y, indices = pool(tensor, tuple(window), output_size=tuple(out), return_indices=True, _random_samples=drawn)
         dy = rng.standard_normal(tuple(y.shape))
         y.backward(torch.tensor(dy))
-        dx = backward(
-            backend, dy, support.from_torch(indices), shape, window, placement="torch", index_base="plane"
-        )
+        dx = backward(backend, dy, support.from_torch(indices), shape, window, placement="torch", index_base="plane")
         np.testing.assert_allclose(dx, tensor.grad.numpy(), rtol=0, atol=1e-13)
 
 
@@ -430,7 +428,7 @@ def test_reference_philox() -> None:
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
 @pytest.mark.parametrize(("seed", "offset"), [(0, 0), (7, 3), (-1, 2**40 + 5), (2**63 - 1, -1), (-(2**63), 2**62)])
-@pytest.mark.parametrize("rank", (2, 3))
+@pytest.mark.parametrize("rank", [2, 3])
 def test_seeds(backend: Backend, rank: int, seed: int, offset: int, placement: str) -> None:
     rng = np.random.default_rng(1)
     shape, window, out = (10, 12, 9)[:rank], (2, 3, 2)[:rank], (5, 7, 4)[:rank]
@@ -513,7 +511,7 @@ def test_captured_graph_replays_with_another_offset() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("layout", ("row_major", "channels_last"))
+@pytest.mark.parametrize("layout", ["row_major", "channels_last"])
 def test_backward_has_the_same_bits_in_every_run(backend: Backend, layout: str, dtype: str) -> None:
     rng = np.random.default_rng(8)
     shape, window, out = (40, 50), (3, 3), (31, 39)
@@ -527,9 +525,9 @@ def test_backward_has_the_same_bits_in_every_run(backend: Backend, layout: str, 
         assert_same_bits(again, first)
 
 
-@pytest.mark.parametrize("layout", ("row_major", "channels_last"))
-@pytest.mark.parametrize("rank", (2, 3))
-@pytest.mark.parametrize("index_dtype", ("int32", "int64"))
+@pytest.mark.parametrize("layout", ["row_major", "channels_last"])
+@pytest.mark.parametrize("rank", [2, 3])
+@pytest.mark.parametrize("index_dtype", ["int32", "int64"])
 def test_bad_indices_add_nothing(backend: Backend, index_dtype: str, rank: int, layout: str) -> None:
     rng = np.random.default_rng(6)
     shape, window, out = (12, 14, 11)[:rank], (2, 3, 2)[:rank], (7, 9, 8)[:rank]
@@ -549,8 +547,8 @@ def test_bad_indices_add_nothing(backend: Backend, index_dtype: str, rank: int, 
     np.testing.assert_array_equal(got, reference.backward(kept, indices, x.shape, "tensor"))
 
 
-@pytest.mark.parametrize("index_dtype", ("int32", "int64"))
-@pytest.mark.parametrize("rank", (2, 3))
+@pytest.mark.parametrize("index_dtype", ["int32", "int64"])
+@pytest.mark.parametrize("rank", [2, 3])
 def test_random_indices_agree_on_all_devices_and_paths(backend: Backend, rank: int, index_dtype: str) -> None:
     rng = np.random.default_rng(12)
     shape, window, out = (30, 13, 17)[:rank], (2, 2, 2)[:rank], (21, 9, 12)[:rank]
@@ -590,7 +588,7 @@ def arange(*shape: int) -> np.ndarray:
     return np.arange(math.prod(shape), dtype=np.float32).reshape(shape)
 
 
-@pytest.mark.parametrize("layout", ("row_major", "channels_last", "transposed"))
+@pytest.mark.parametrize("layout", ["row_major", "channels_last", "transposed"])
 def test_C01_nan_and_minus_infinity(backend: Backend, layout: str) -> None:
     x = arange(1, 1, 6, 6)
     x[0, 0, 1, 1] = np.nan
@@ -624,7 +622,7 @@ def test_C03_transposed_input(backend: Backend) -> None:
     np.testing.assert_array_equal(indices[0], [[[7, 9, 11], [19, 21, 23], [31, 33, 35]]] * 2)
 
 
-@pytest.mark.parametrize("shape", ((1, 2, 2), (2, 2)))
+@pytest.mark.parametrize("shape", [(1, 2, 2), (2, 2)])
 def test_C04_unbatched(backend: Backend, shape: tuple[int, ...]) -> None:
     x = np.random.default_rng(0).standard_normal((2, 7, 7)).astype(np.float32)
     samples = np.random.default_rng(1).random(shape, np.float32)
@@ -643,7 +641,7 @@ def test_C06_bad_saved_indices(backend: Backend) -> None:
     assert not dx.any()
 
 
-@pytest.mark.parametrize("ratio", (-13.0, 0, 1.5, math.nan, 1.0))
+@pytest.mark.parametrize("ratio", [-13.0, 0, 1.5, math.nan, 1.0])
 def test_C08_ratios(ratio: float) -> None:
     x = np.zeros((1, 1, 7, 7), np.float32)
     with pytest.raises(ValueError, match="between 0 and 1"):
@@ -661,7 +659,7 @@ def test_C12_edges_of_the_interval_rule(backend: Backend) -> None:
     assert y.item() == 35
 
 
-@pytest.mark.parametrize("dtype", ("float16", "bfloat16"))
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_C12_starts_of_16_bit_tensors_are_computed_in_float32(backend: Backend, dtype: str) -> None:
     n, k, o = 4098, 2, 2049
     x = np.zeros((1, 1, 1, n), support.DTYPES[dtype].numpy)
@@ -675,31 +673,31 @@ def test_C12_starts_of_16_bit_tensors_are_computed_in_float32(backend: Backend, 
 # Function forms.
 
 
-@pytest.mark.parametrize("rank", (2, 3))
+@pytest.mark.parametrize("rank", [2, 3])
 @pytest.mark.parametrize(
     "framework",
-    (
+    [
         "numpy",
         "baracuda",
         pytest.param("torch", marks=pytest.mark.requires("torch")),
         pytest.param("jax", marks=pytest.mark.requires("jax")),
-    ),
+    ],
 )
 def test_function_forms_on_the_cpu(framework: str, rank: int) -> None:
     function_forms(Backend("cpu"), framework, rank)
 
 
-@pytest.mark.parametrize("rank", (2, 3))
+@pytest.mark.parametrize("rank", [2, 3])
 @pytest.mark.parametrize(
     "framework",
-    (
+    [
         "baracuda",
         pytest.param("torch", marks=pytest.mark.requires("torch.cuda")),
         pytest.param("cupy", marks=pytest.mark.requires("cupy")),
         pytest.param("jax", marks=pytest.mark.requires("jax.cuda")),
-    ),
+    ],
 )
-@pytest.mark.parametrize("device", ("cuda",))
+@pytest.mark.parametrize("device", ["cuda"])
 def test_function_forms_on_cuda(device: str, framework: str, rank: int) -> None:
     function_forms(Backend(device), framework, rank)
 
@@ -726,9 +724,7 @@ def function_forms(backend: Backend, framework: str, rank: int) -> None:
     assert_same_bits(backend.read(dx), reference.backward(dy, expected[1], x.shape, "tensor"))
 
     y = pool(ours, 2, out, seed=3, offset=4)
-    expected = reference.forward(
-        x, (2,) * rank, out, reference.generated_samples(3, 4, 2, 3, rank), "even", "tensor"
-    )
+    expected = reference.forward(x, (2,) * rank, out, reference.generated_samples(3, 4, 2, 3, rank), "even", "tensor")
     assert_same_bits(backend.read(y), expected[0])
     if framework != "jax":
         y, indices = (backend.of(framework, np.empty_like(part)) for part in expected)
@@ -858,7 +854,7 @@ def test_without_indices(backend: Backend) -> None:
 
 
 @pytest.mark.requires("torch.cuda", "gpu.memory")
-@pytest.mark.parametrize("layout", ("row_major", "channels_last"))
+@pytest.mark.parametrize("layout", ["row_major", "channels_last"])
 def test_more_than_2_to_the_31_elements(layout: str) -> None:
     torch = support.torch()
     n, c, h, w, o = 5, 7, 8200, 8201, 4100

@@ -66,8 +66,8 @@ PoolRingShape pool_ring_shape(const PoolProblem &problem, size_t real_size) {
   shape.middle_tile = int32_t(std::min<int64_t>({axis[kMiddle].in, most_middle, 8}));
   // Long strips read few outputs twice; short ones keep enough warps busy.
   constexpr int64_t kWantedWarps = 132 * 32;
-  const int64_t patches = problem.planes() * ceil_div(axis[kMiddle].in, shape.middle_tile) *
-                          ceil_div(axis[kFast].in, shape.fast_tile);
+  const int64_t patches =
+      problem.planes() * ceil_div(axis[kMiddle].in, shape.middle_tile) * ceil_div(axis[kFast].in, shape.fast_tile);
   const int64_t shortest = std::min<int64_t>(axis[kSlow].in, 8 * slots);
   const int64_t strips = std::clamp<int64_t>(kWantedWarps / patches, 1, ceil_div(axis[kSlow].in, shortest));
   shape.strip = int32_t(ceil_div(axis[kSlow].in, strips));

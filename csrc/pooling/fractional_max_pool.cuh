@@ -112,8 +112,7 @@ __global__ void __launch_bounds__(kPoolThreads) pool_rows(const __grid_constant_
   }
   for (int32_t t = threadIdx.x; t < planes * fast.out; t += kPoolThreads) {
     const int32_t p = t / fast.out;
-    fast_start[t] =
-        window_start(fast, call.problem.placement, t - p * fast.out, samples[p * kPoolAxes + kFast]);
+    fast_start[t] = window_start(fast, call.problem.placement, t - p * fast.out, samples[p * kPoolAxes + kFast]);
   }
   __syncthreads();
 
@@ -230,8 +229,8 @@ struct PoolRingCall {
   int32_t middle_tiles;
   int32_t fast_tiles;
   int64_t warps;
-  Divider slice;  // cells in a slice of x
-  Divider row;    // cells in a row of x
+  Divider slice;   // cells in a slice of x
+  Divider row;     // cells in a row of x
   int32_t vector;  // cells written at once: 4 where rows and addresses allow it, else 1
 };
 
@@ -295,7 +294,8 @@ __global__ void __launch_bounds__(kRingWarps *kWarp) pool_ring(const __grid_cons
   int64_t tile = int64_t(blockIdx.x) * kRingWarps + warp;
   if (tile >= call.warps) return;
   const int32_t patch = call.slots * call.middle_tile * call.fast_tile;
-  Real *const sums = reinterpret_cast<Real *>(shared + (size_t(spans) * sizeof(PoolSpan) + 15) / 16 * 16) + warp * patch;
+  Real *const sums =
+      reinterpret_cast<Real *>(shared + (size_t(spans) * sizeof(PoolSpan) + 15) / 16 * 16) + warp * patch;
   for (int32_t t = lane; t < patch; t += kWarp) sums[t] = Real(0);
   __syncwarp();
 
@@ -442,13 +442,13 @@ __global__ void __launch_bounds__(kRingWarps *kWarp) pool_ring(const __grid_cons
 // and written in whole lines, too.
 
 constexpr int kTensorAxes = 2 + kPoolAxes;
-constexpr int kAnyItems = 16;         // elements of a thread
+constexpr int kAnyItems = 16;  // elements of a thread
 constexpr int64_t kMostTableBytes = 32 * 1024;
 
 // The elements of a tensor [batch, channel, slow, middle, fast] in the order of their addresses.
 struct PoolOrder {
   int64_t total;
-  bool wide;  // positions need 64 bits
+  bool wide;                  // positions need 64 bits
   int64_t step[kTensorAxes];  // elements of this order between neighbours along an axis
   int64_t extent[kTensorAxes];
   Divider step32[kTensorAxes];
@@ -544,15 +544,16 @@ __global__ void __launch_bounds__(kPoolThreads) pool_any(const __grid_constant__
         }
       }
     }
-    stream_out(static_cast<T *>(call.pool.y.data) + call.pool.y.plane(at[0], at[1]) +
-                   call.pool.y.cell(at[2], at[3], at[4]),
-               best);
+    stream_out(
+        static_cast<T *>(call.pool.y.data) + call.pool.y.plane(at[0], at[1]) + call.pool.y.cell(at[2], at[3], at[4]),
+        best);
     if (call.pool.indices.data) {
       const int64_t plane = at[0] * problem.channels + at[1];
       const int64_t cell =
           problem.index_origin(plane) + (int64_t(start[kSlow]) * middle.in + start[kMiddle]) * fast.in + start[kFast];
-      static_cast<Index *>(call.pool.indices.data)[call.pool.indices.plane(at[0], at[1]) +
-                                                   call.pool.indices.cell(at[2], at[3], at[4])] = Index(cell + place);
+      static_cast<Index *>(
+          call.pool.indices.data)[call.pool.indices.plane(at[0], at[1]) + call.pool.indices.cell(at[2], at[3], at[4])] =
+          Index(cell + place);
     }
   }
 }
@@ -575,8 +576,9 @@ __global__ void __launch_bounds__(kPoolThreads) pool_any_backward(const __grid_c
   if (call.table) {
     for (int32_t t = threadIdx.x; t < slow.in + middle.in + fast.in; t += kPoolThreads) {
       const int axis = t < slow.in ? kSlow : t < slow.in + middle.in ? kMiddle : kFast;
-      table[t] =
-          windows_over(problem.axis[axis], t - (axis == kSlow ? 0 : axis == kMiddle ? slow.in : slow.in + middle.in));
+      table[t] = windows_over(problem.axis[axis], t - (axis == kSlow     ? 0
+                                                       : axis == kMiddle ? slow.in
+                                                                         : slow.in + middle.in));
     }
     __syncthreads();
   }
@@ -597,8 +599,8 @@ __global__ void __launch_bounds__(kPoolThreads) pool_any_backward(const __grid_c
     const Index *const indices =
         static_cast<const Index *>(call.pool.indices.data) + call.pool.indices.plane(at[0], at[1]);
     const T *const dy = static_cast<const T *>(call.pool.dy.data) + call.pool.dy.plane(at[0], at[1]);
-    const int64_t cell = problem.index_origin(at[0] * problem.channels + at[1]) +
-                         (at[2] * middle.in + at[3]) * fast.in + at[4];
+    const int64_t cell =
+        problem.index_origin(at[0] * problem.channels + at[1]) + (at[2] * middle.in + at[3]) * fast.in + at[4];
     Real sum = 0;
     for (int32_t i = over[kSlow].begin; i < over[kSlow].end; ++i) {
       for (int32_t m = over[kMiddle].begin; m < over[kMiddle].end; ++m) {
@@ -610,8 +612,8 @@ __global__ void __launch_bounds__(kPoolThreads) pool_any_backward(const __grid_c
             sum += real_of<T>(load_bits(dy + given + j * call.pool.dy.axis[kFast]));
       }
     }
-    T *const to = static_cast<T *>(call.pool.dx.data) + call.pool.dx.plane(at[0], at[1]) +
-                  call.pool.dx.cell(at[2], at[3], at[4]);
+    T *const to =
+        static_cast<T *>(call.pool.dx.data) + call.pool.dx.plane(at[0], at[1]) + call.pool.dx.cell(at[2], at[3], at[4]);
     *to = T(call.pool.accumulate ? Real(*to) + sum : sum);
   }
 }

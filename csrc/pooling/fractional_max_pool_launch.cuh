@@ -79,8 +79,7 @@ template <class T, class Index>
 void launch_pool(const PoolForward &call, Stream stream) {
   using Real = typename PoolReal<T>::type;
   const PoolProblem &problem = call.problem;
-  if (pool_row_major(problem, call.y, false) &&
-      (!call.indices.data || pool_row_major(problem, call.indices, false))) {
+  if (pool_row_major(problem, call.y, false) && (!call.indices.data || pool_row_major(problem, call.indices, false))) {
     const PoolRowsShape shape = pool_rows_shape(problem, sizeof(Real));
     if (shape.outputs > 0) {
       launch_pool_rows<T, Index>(call, shape, stream);

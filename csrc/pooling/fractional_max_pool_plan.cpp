@@ -52,7 +52,8 @@ class PoolPlan : public Plan {
   template <class Descriptor>
   void read_problem(const Descriptor &desc) {
     if (!dispatch_dtype<float16, bfloat16, float, double>(desc.dtype, [](auto) {})) {
-      unsupported(name_, ": dtype: expected float16, bfloat16, float32 or float64, got ", check_dtype("dtype", desc.dtype).name);
+      unsupported(name_, ": dtype: expected float16, bfloat16, float32 or float64, got ",
+                  check_dtype("dtype", desc.dtype).name);
     }
     if (desc.placement != BARACUDA_PLACEMENT_EVEN && desc.placement != BARACUDA_PLACEMENT_TORCH)
       refuse("placement: expected even or torch, got ", desc.placement);
@@ -126,7 +127,8 @@ class PoolPlan : public Plan {
     if (axis.window < 1 || axis.window > axis.in)
       refuse("window_", axis.name, ": expected 1 to ", axis.in, ", the extent of ", axis.name, ", got ", axis.window);
     if (axis.in > INT32_MAX || axis.out > INT32_MAX)
-      unsupported(name_, ": ", axis.name, ": expected extents of at most ", INT32_MAX, ", got ", axis.in, " and ", axis.out);
+      unsupported(name_, ": ", axis.name, ": expected extents of at most ", INT32_MAX, ", got ", axis.in, " and ",
+                  axis.out);
     if (problem_.placement != Placement::torch) return;
     const int64_t limit = rank_ == 2 ? axis.in : axis.in - 1;
     if (axis.out + axis.window - 1 > limit)
@@ -292,14 +294,12 @@ struct FractionalMaxPool3dBackwardPlan final : BackwardPlan {
 extern "C" {
 
 baracuda_status baracuda_fractional_max_pool2d_plan_create(const baracuda_fractional_max_pool2d_desc *desc,
-                                                           const baracuda_plan_options *options,
-                                                           baracuda_plan **plan) {
+                                                           const baracuda_plan_options *options, baracuda_plan **plan) {
   return baracuda::create_plan<baracuda::FractionalMaxPool2dPlan>(desc, options, plan);
 }
 
 baracuda_status baracuda_fractional_max_pool3d_plan_create(const baracuda_fractional_max_pool3d_desc *desc,
-                                                           const baracuda_plan_options *options,
-                                                           baracuda_plan **plan) {
+                                                           const baracuda_plan_options *options, baracuda_plan **plan) {
   return baracuda::create_plan<baracuda::FractionalMaxPool3dPlan>(desc, options, plan);
 }
 

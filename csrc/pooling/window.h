@@ -107,8 +107,7 @@ BARACUDA_HD inline Real torch_step(const PoolAxis &axis) {
 template <class Real>
 BARACUDA_HD inline int32_t torch_start(const PoolAxis &axis, int32_t i, Real u, Real step) {
   if (i == axis.out - 1) return axis.last_start();
-  const int64_t start =
-      int64_t(exact_multiply(exact_add(Real(i), u), step)) - int64_t(exact_multiply(u, step));
+  const int64_t start = int64_t(exact_multiply(exact_add(Real(i), u), step)) - int64_t(exact_multiply(u, step));
   return clamp_start(start, axis.last_start());
 }
 

@@ -481,9 +481,7 @@ def _backward(
         accumulate=accumulate,
     )
     dx = new_output(dy, input_shape, dtype, device, stream) if out is None else out
-    plan.run(
-        dy=_with_batch(dy, rank), indices=_with_batch(indices, rank), dx=_with_batch(dx, rank), stream=stream
-    )
+    plan.run(dy=_with_batch(dy, rank), indices=_with_batch(indices, rank), dx=_with_batch(dx, rank), stream=stream)
     return returned(dx, dy)
 
 
@@ -520,9 +518,7 @@ def _windows(axes: tuple[str, ...], kernel_size: Any, where: str) -> dict[str, i
     return {f"window_{axis}": window for axis, window in zip(axes, windows, strict=True)}
 
 
-def _samples(
-    samples: Any, expected: tuple[int, ...], unbatched: bool, dtype: str, where: str
-) -> tuple[Any, str]:
+def _samples(samples: Any, expected: tuple[int, ...], unbatched: bool, dtype: str, where: str) -> tuple[Any, str]:
     """Samples of the plan's shape, in a dtype that it takes."""
     where = f"{where}: random_samples"
     shape, given, _ = _core.describe(samples, where)

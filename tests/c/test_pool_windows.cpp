@@ -24,9 +24,22 @@ void expect(bool holds, const char *what, const PoolAxis &axis, Placement placem
 template <class Real>
 std::vector<Real> samples() {
   const Real inf = std::numeric_limits<Real>::infinity();
-  return {Real(0),    Real(0x1p-24), Real(0.1), Real(0.25), Real(1) / Real(3),           Real(0.5),
-          Real(0.7),  Real(0.9),     std::nextafter(Real(1), Real(0)), Real(-1), Real(1), Real(2),
-          Real(1e30), inf,           -inf,      std::numeric_limits<Real>::quiet_NaN()};
+  return {Real(0),
+          Real(0x1p-24),
+          Real(0.1),
+          Real(0.25),
+          Real(1) / Real(3),
+          Real(0.5),
+          Real(0.7),
+          Real(0.9),
+          std::nextafter(Real(1), Real(0)),
+          Real(-1),
+          Real(1),
+          Real(2),
+          Real(1e30),
+          inf,
+          -inf,
+          std::numeric_limits<Real>::quiet_NaN()};
 }
 
 bool inside(double u) { return u >= 0 && u < 1; }
@@ -38,8 +51,8 @@ bool exact_start(const PoolAxis &axis, int32_t i, double u, int64_t &start) {
   const __int128 sample = __int128(u * 0x1p24);
   if (double(int64_t(sample)) != u * 0x1p24) return false;
   const int64_t steps = axis.out > 1 ? axis.out - 1 : 1;
-  const __int128 numerator = axis.out == 1 ? sample * axis.last_start()
-                                           : __int128(i) * axis.last_start() * scale + sample * steps;
+  const __int128 numerator =
+      axis.out == 1 ? sample * axis.last_start() : __int128(i) * axis.last_start() * scale + sample * steps;
   const __int128 denominator = axis.out == 1 ? scale : scale * steps;
   const __int128 rest = numerator % denominator;
   // Within a few units of the 24th bit, as a fraction of the denominator.

@@ -94,16 +94,11 @@ def forward(
         wide = flat.astype(np.float64)
         numbers = np.arange(cells).reshape(shape)
         for place in itertools.product(*map(range, out)):
-            box = tuple(
-                slice(starts[axis][i], starts[axis][i] + window[axis]) for axis, i in enumerate(place)
-            )
+            box = tuple(slice(starts[axis][i], starts[axis][i] + window[axis]) for axis, i in enumerate(place))
             inside = numbers[box].reshape(-1)
             values = wide[inside]
             nans = np.flatnonzero(np.isnan(values))
-            if nans.size:
-                best = nans[-1 if placement == "torch" else 0]
-            else:
-                best = int(np.argmax(values))
+            best = nans[-1 if placement == "torch" else 0] if nans.size else int(np.argmax(values))
             y[b, ch][place] = flat[inside[best]]
             indices[b, ch][place] = inside[best] + (plane * cells if index_base == "tensor" else 0)
     return y, indices

@@ -118,11 +118,9 @@ typedef struct baracuda_fractional_max_pool3d_backward_desc {
 } baracuda_fractional_max_pool3d_backward_desc;
 
 baracuda_status baracuda_fractional_max_pool2d_plan_create(const baracuda_fractional_max_pool2d_desc *desc,
-                                                           const baracuda_plan_options *options,
-                                                           baracuda_plan **plan);
+                                                           const baracuda_plan_options *options, baracuda_plan **plan);
 baracuda_status baracuda_fractional_max_pool3d_plan_create(const baracuda_fractional_max_pool3d_desc *desc,
-                                                           const baracuda_plan_options *options,
-                                                           baracuda_plan **plan);
+                                                           const baracuda_plan_options *options, baracuda_plan **plan);
 baracuda_status baracuda_fractional_max_pool2d_backward_plan_create(
     const baracuda_fractional_max_pool2d_backward_desc *desc, const baracuda_plan_options *options,
     baracuda_plan **plan);
