@@ -118,6 +118,31 @@ PoolOrder pool_order(const PoolProblem &problem, const PoolView &view, bool of_i
   return result;
 }
 
+bool pool_channels_last(const PoolProblem &problem, const PoolView &view, bool of_inputs) {
+  constexpr int64_t kFewestChannels = 8;
+  if (problem.channels < kFewestChannels) return false;
+  for (int axis = 0; axis < kPoolAxes; ++axis) {
+    const int32_t extent = of_inputs ? problem.axis[axis].in : problem.axis[axis].out;
+    if (extent > 1 && std::abs(view.axis[axis]) <= std::abs(view.channel)) return false;
+  }
+  return true;
+}
+
+PoolLines pool_lines_of(const PoolProblem &problem, bool of_inputs) {
+  const auto extent = [&](int axis) { return of_inputs ? problem.axis[axis].in : problem.axis[axis].out; };
+  PoolLines lines = {};
+  lines.pieces = int32_t(ceil_div(extent(kFast), kLineItems));
+  lines.total = problem.planes() * extent(kSlow) * extent(kMiddle) * lines.pieces;
+  lines.wide = lines.total >= int64_t(1) << 32;
+  if (!lines.wide) {
+    lines.channels = Divider(uint32_t(problem.channels));
+    lines.pieces32 = Divider(uint32_t(lines.pieces));
+    lines.middle = Divider(uint32_t(extent(kMiddle)));
+    lines.slow = Divider(uint32_t(extent(kSlow)));
+  }
+  return lines;
+}
+
 void fractional_max_pool_cuda(const PoolForward &call, Stream stream) {
   dispatch_dtype<float16, bfloat16, float, double>(
       call.dtype, [&](auto tag) { fractional_max_pool_cuda_of<typename decltype(tag)::type>(call, stream); });

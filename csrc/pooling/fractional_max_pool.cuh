@@ -231,11 +231,15 @@ struct PoolRingCall {
   int64_t warps;
   Divider slice;   // cells in a slice of x
   Divider row;     // cells in a row of x
-  int32_t vector;  // cells written at once: 4 where rows and addresses allow it, else 1
+  bool aligned;   // rows and addresses allow cells to be written several at once
 };
 
 constexpr int kRingWarps = 4;
+// Cells of dx that a lane writes at once: sixteen bytes of their sums.
+template <class Real>
+constexpr int kRingVector = 16 / sizeof(Real);
 constexpr int kRingAhead = 3;  // loads in flight beyond the outputs at hand
+constexpr int kRingBlocks = 4;  // on a multiprocessor at least; registers follow from it
 
 // Where window i of an axis may begin, and one past the last cell it may hold.
 struct PoolSpan {
@@ -269,8 +273,8 @@ __device__ __forceinline__ void write_row(T *to, Real *from, int32_t count, bool
   }
 }
 
-template <class T, class Index, bool kFlat, int kAhead>
-__global__ void __launch_bounds__(kRingWarps *kWarp) pool_ring(const __grid_constant__ PoolRingCall call) {
+template <class T, class Index, bool kFlat, int kAhead, int kBlocks>
+__global__ void __launch_bounds__(kRingWarps *kWarp, kBlocks) pool_ring(const __grid_constant__ PoolRingCall call) {
   using Real = typename PoolReal<T>::type;
   extern __shared__ __align__(16) char shared[];
   const PoolAxis &slow = call.problem.axis[kSlow];
@@ -327,8 +331,8 @@ __global__ void __launch_bounds__(kRingWarps *kWarp) pool_ring(const __grid_cons
       for (int32_t m = m0; m < m1; ++m) {
         T *const to = dx + (int64_t(done) * middle.in + m) * fast.in + f0;
         Real *const from = sums + (head * call.middle_tile + (m - m0)) * call.fast_tile;
-        if (call.vector == 4) {
-          write_row<T, Real, 4>(to, from, f1 - f0, call.accumulate, lane);
+        if (call.aligned) {
+          write_row<T, Real, kRingVector<Real>>(to, from, f1 - f0, call.accumulate, lane);
         } else {
           write_row<T, Real, 1>(to, from, f1 - f0, call.accumulate, lane);
         }
@@ -614,6 +618,187 @@ __global__ void __launch_bounds__(kPoolThreads) pool_any_backward(const __grid_c
     }
     T *const to =
         static_cast<T *>(call.pool.dx.data) + call.pool.dx.plane(at[0], at[1]) + call.pool.dx.cell(at[2], at[3], at[4]);
+    *to = T(call.pool.accumulate ? Real(*to) + sum : sum);
+  }
+}
+
+// ---------------------------------------------------------------------------------------------------
+// Channels last. Neighbouring threads take neighbouring channels, so that every access is of whole
+// lines, and each walks along the fast axis, so that it looks for its plane once.
+
+constexpr int kLineItems = 16;  // cells of a thread
+
+// Threads of which the channel runs fastest, then pieces of lines, then middle, slow and batch.
+struct PoolLines {
+  int64_t total;
+  int32_t pieces;  // of a line
+  bool wide;       // positions need 64 bits
+  Divider channels;
+  Divider pieces32;
+  Divider middle;
+  Divider slow;
+};
+
+struct PoolLine {
+  int64_t n, c, slow, middle;
+  int32_t begin;
+};
+
+__device__ __forceinline__ PoolLine find_line(const PoolLines &lines, const PoolProblem &problem, int32_t slow,
+                                              int32_t middle, int64_t index) {
+  PoolLine line;
+  if (lines.wide) {
+    line.c = index % problem.channels;
+    index /= problem.channels;
+    line.begin = int32_t(index % lines.pieces) * kLineItems;
+    index /= lines.pieces;
+    line.middle = index % middle;
+    index /= middle;
+    line.slow = index % slow;
+    line.n = index / slow;
+  } else {
+    uint32_t rest = uint32_t(index);
+    uint32_t next = lines.channels.divide(rest);
+    line.c = rest - next * lines.channels.divisor;
+    rest = next;
+    next = lines.pieces32.divide(rest);
+    line.begin = int32_t(rest - next * lines.pieces32.divisor) * kLineItems;
+    rest = next;
+    next = lines.middle.divide(rest);
+    line.middle = rest - next * lines.middle.divisor;
+    rest = next;
+    next = lines.slow.divide(rest);
+    line.slow = rest - next * lines.slow.divisor;
+    line.n = next;
+  }
+  return line;
+}
+
+struct PoolLinesForward {
+  PoolForward pool;
+  PoolLines lines;
+  bool table;
+};
+
+template <class T, class Index, int kSlowWindow, int kMiddleWindow, int kFastWindow>
+__global__ void __launch_bounds__(kPoolThreads) pool_lines(const __grid_constant__ PoolLinesForward call) {
+  using Real = typename PoolReal<T>::type;
+  extern __shared__ __align__(16) char shared[];
+  const PoolProblem &problem = call.pool.problem;
+  const PoolAxis &slow = problem.axis[kSlow];
+  const PoolAxis &middle = problem.axis[kMiddle];
+  const PoolAxis &fast = problem.axis[kFast];
+  EvenStart<Real> *const table = reinterpret_cast<EvenStart<Real> *>(shared);
+  if (call.table) {
+    for (int32_t t = threadIdx.x; t < fast.out; t += kPoolThreads) table[t] = EvenStart<Real>(fast, t);
+    __syncthreads();
+  }
+  const int64_t index = int64_t(blockIdx.x) * kPoolThreads + threadIdx.x;
+  if (index >= call.lines.total) return;
+  const PoolLine line = find_line(call.lines, problem, slow.out, middle.out, index);
+  Real u[kPoolAxes];
+  plane_samples(call.pool.samples, problem, line.n, line.c, u);
+  const int32_t s0 = window_start(slow, problem.placement, int32_t(line.slow), u[kSlow]);
+  const int32_t m0 = window_start(middle, problem.placement, int32_t(line.middle), u[kMiddle]);
+  const Real step = torch_step<Real>(fast);
+
+  const PoolView &view = call.pool.x;
+  const T *const x = static_cast<const T *>(view.data) + (view.plane(line.n, line.c) + view.cell(s0, m0, 0));
+  T *const y =
+      static_cast<T *>(call.pool.y.data) + (call.pool.y.plane(line.n, line.c) + call.pool.y.cell(line.slow, line.middle, 0));
+  Index *indices = static_cast<Index *>(call.pool.indices.data);
+  if (indices)
+    indices += call.pool.indices.plane(line.n, line.c) + call.pool.indices.cell(line.slow, line.middle, 0);
+  const int64_t origin =
+      problem.index_origin(line.n * problem.channels + line.c) + (int64_t(s0) * middle.in + m0) * fast.in;
+  const bool last_nan = problem.placement == Placement::torch;
+  constexpr bool kFixed = kSlowWindow > 0;
+  const int32_t slow_window = kFixed ? kSlowWindow : slow.window;
+  const int32_t middle_window = kFixed ? kMiddleWindow : middle.window;
+  const int32_t fast_window = kFixed ? kFastWindow : fast.window;
+  const int32_t end = min(line.begin + kLineItems, fast.out);
+#pragma unroll 2
+  for (int32_t j = line.begin; j < end; ++j) {
+    int32_t f0;
+    if (fast.out == 1) {
+      f0 = single_start(fast, problem.placement, u[kFast]);
+    } else if (problem.placement == Placement::torch) {
+      f0 = torch_start(fast, j, u[kFast], step);
+    } else {
+      f0 = (call.table ? table[j] : EvenStart<Real>(fast, j)).at(fast, u[kFast]);
+    }
+    const T *const from = x + f0 * view.axis[kFast];
+    BitsOf<T> best = load_bits(from);
+    Real highest = real_of<T>(best);
+    int64_t place = 0;
+#pragma unroll
+    for (int32_t s = 0; s < slow_window; ++s) {
+#pragma unroll
+      for (int32_t m = 0; m < middle_window; ++m) {
+#pragma unroll
+        for (int32_t w = 0; w < fast_window; ++w) {
+          if (kFixed && (s | m | w) == 0) continue;
+          const BitsOf<T> bits = load_bits(from + view.cell(s, m, w));
+          const Real value = real_of<T>(bits);
+          if (beats(value, highest, last_nan)) {
+            best = bits;
+            highest = value;
+            place = (int64_t(s) * middle.in + m) * fast.in + w;
+          }
+        }
+      }
+    }
+    stream_out(y + j * call.pool.y.axis[kFast], best);
+    if (indices) __stcs(indices + j * call.pool.indices.axis[kFast], Index(origin + f0 + place));
+  }
+}
+
+struct PoolLinesBackward {
+  PoolBackward pool;
+  PoolLines lines;
+  bool table;
+};
+
+template <class T, class Index>
+__global__ void __launch_bounds__(kPoolThreads) pool_lines_backward(const __grid_constant__ PoolLinesBackward call) {
+  using Real = typename PoolReal<T>::type;
+  extern __shared__ __align__(16) char shared[];
+  const PoolProblem &problem = call.pool.problem;
+  const PoolAxis &middle = problem.axis[kMiddle];
+  const PoolAxis &fast = problem.axis[kFast];
+  PoolRange *const table = reinterpret_cast<PoolRange *>(shared);
+  if (call.table) {
+    for (int32_t t = threadIdx.x; t < fast.in; t += kPoolThreads) table[t] = windows_over(fast, t);
+    __syncthreads();
+  }
+  const int64_t index = int64_t(blockIdx.x) * kPoolThreads + threadIdx.x;
+  if (index >= call.lines.total) return;
+  const PoolLine line = find_line(call.lines, problem, problem.axis[kSlow].in, middle.in, index);
+  const PoolRange over_slow = windows_over(problem.axis[kSlow], int32_t(line.slow));
+  const PoolRange over_middle = windows_over(middle, int32_t(line.middle));
+  const PoolView &named = call.pool.indices;
+  const PoolView &given = call.pool.dy;
+  const Index *const indices = static_cast<const Index *>(named.data) + named.plane(line.n, line.c);
+  const T *const dy = static_cast<const T *>(given.data) + given.plane(line.n, line.c);
+  T *const dx = static_cast<T *>(call.pool.dx.data) +
+                (call.pool.dx.plane(line.n, line.c) + call.pool.dx.cell(line.slow, line.middle, 0));
+  const int64_t origin = problem.index_origin(line.n * problem.channels + line.c) +
+                         (line.slow * middle.in + line.middle) * fast.in;
+  const int32_t end = min(line.begin + kLineItems, fast.in);
+  for (int32_t f = line.begin; f < end; ++f) {
+    const PoolRange over_fast = call.table ? table[f] : windows_over(fast, f);
+    Real sum = 0;
+    for (int32_t i = over_slow.begin; i < over_slow.end; ++i) {
+      for (int32_t m = over_middle.begin; m < over_middle.end; ++m) {
+        const Index *const names = indices + named.cell(i, m, 0);
+        const T *const gives = dy + given.cell(i, m, 0);
+#pragma unroll 4
+        for (int32_t j = over_fast.begin; j < over_fast.end; ++j)
+          if (int64_t(__ldg(names + j * named.axis[kFast])) == origin + f)
+            sum += real_of<T>(load_bits(gives + j * given.axis[kFast]));
+      }
+    }
+    T *const to = dx + f * call.pool.dx.axis[kFast];
     *to = T(call.pool.accumulate ? Real(*to) + sum : sum);
   }
 }

@@ -29,6 +29,9 @@ PoolRingShape pool_ring_shape(const PoolProblem &problem, size_t real_size);
 // Whether a view of inputs or of outputs is row-major.
 bool pool_row_major(const PoolProblem &problem, const PoolView &view, bool of_inputs);
 PoolOrder pool_order(const PoolProblem &problem, const PoolView &view, bool of_inputs);
+// Whether neighbouring channels lie closest, and there are enough of them for whole lines.
+bool pool_channels_last(const PoolProblem &problem, const PoolView &view, bool of_inputs);
+PoolLines pool_lines_of(const PoolProblem &problem, bool of_inputs);
 
 template <class T>
 void fractional_max_pool_cuda_of(const PoolForward &call, Stream stream);
@@ -75,6 +78,34 @@ void launch_pool_rows(const PoolForward &call, const PoolRowsShape &shape, Strea
   }
 }
 
+// Whether a table with an entry for each place of an axis fits in shared memory.
+template <class Entry>
+bool pool_table_fits(int64_t entries) {
+  return entries * int64_t(sizeof(Entry)) <= kMostTableBytes;
+}
+
+template <class T, class Index>
+void launch_pool_lines(const PoolForward &call, Stream stream) {
+  using Entry = EvenStart<typename PoolReal<T>::type>;
+  const PoolProblem &problem = call.problem;
+  const int32_t entries = problem.axis[kFast].out;
+  PoolLinesForward lines = {call, pool_lines_of(problem, false), false};
+  lines.table = problem.placement == Placement::even && entries > 1 && pool_table_fits<Entry>(entries);
+  const Grid grid = {ceil_div(lines.lines.total, kPoolThreads), kPoolThreads,
+                     lines.table ? size_t(entries) * sizeof(Entry) : 0};
+  const auto windows = [&](int32_t slow, int32_t middle, int32_t fast) {
+    return problem.axis[kSlow].window == slow && problem.axis[kMiddle].window == middle &&
+           problem.axis[kFast].window == fast;
+  };
+  if (windows(2, 1, 2)) {
+    launch(pool_lines<T, Index, 2, 1, 2>, grid, stream, lines);
+  } else if (windows(2, 2, 2)) {
+    launch(pool_lines<T, Index, 2, 2, 2>, grid, stream, lines);
+  } else {
+    launch(pool_lines<T, Index, 0, 0, 0>, grid, stream, lines);
+  }
+}
+
 template <class T, class Index>
 void launch_pool(const PoolForward &call, Stream stream) {
   using Real = typename PoolReal<T>::type;
@@ -86,9 +117,13 @@ void launch_pool(const PoolForward &call, Stream stream) {
       return;
     }
   }
+  if (pool_channels_last(problem, call.y, false)) {
+    launch_pool_lines<T, Index>(call, stream);
+    return;
+  }
   PoolAnyForward any = {call, pool_order(problem, call.y, false), false};
   const int64_t entries = int64_t(problem.axis[kSlow].out) + problem.axis[kMiddle].out + problem.axis[kFast].out;
-  any.table = problem.placement == Placement::even && entries * int64_t(sizeof(EvenStart<Real>)) <= kMostTableBytes;
+  any.table = problem.placement == Placement::even && pool_table_fits<EvenStart<Real>>(entries);
   const Grid grid = {ceil_div(any.order.total, kPoolThreads * kAnyItems), kPoolThreads,
                      any.table ? size_t(entries) * sizeof(EvenStart<Real>) : 0};
   launch(pool_any<T, Index>, grid, stream, any);
@@ -121,15 +156,16 @@ bool launch_pool_ring(const PoolBackward &call, Stream stream) {
   ring.warps = problem.planes() * ring.strips * ring.middle_tiles * ring.fast_tiles;
   ring.slice = Divider(uint32_t(axis[kMiddle].in) * uint32_t(axis[kFast].in));
   ring.row = Divider(uint32_t(axis[kFast].in));
-  const bool aligned = reinterpret_cast<uintptr_t>(call.dx.data) % (4 * sizeof(T)) == 0;
-  ring.vector = aligned && axis[kFast].in % 4 == 0 && shape.fast_tile % 4 == 0 ? 4 : 1;
+  constexpr int32_t kVector = kRingVector<Real>;
+  ring.aligned = reinterpret_cast<uintptr_t>(call.dx.data) % (kVector * sizeof(T)) == 0 &&
+                 axis[kFast].in % kVector == 0 && shape.fast_tile % kVector == 0;
   const Grid grid = {ceil_div(ring.warps, kRingWarps), kRingWarps * kWarp, shape.shared};
   if (axis[kMiddle].in == 1) {
-    allow_shared(pool_ring<T, Index, true, kRingAhead>, shape.shared);
-    launch(pool_ring<T, Index, true, kRingAhead>, grid, stream, ring);
+    allow_shared(pool_ring<T, Index, true, kRingAhead, kRingBlocks>, shape.shared);
+    launch(pool_ring<T, Index, true, kRingAhead, kRingBlocks>, grid, stream, ring);
   } else {
-    allow_shared(pool_ring<T, Index, false, kRingAhead>, shape.shared);
-    launch(pool_ring<T, Index, false, kRingAhead>, grid, stream, ring);
+    allow_shared(pool_ring<T, Index, false, kRingAhead, kRingBlocks>, shape.shared);
+    launch(pool_ring<T, Index, false, kRingAhead, kRingBlocks>, grid, stream, ring);
   }
   return true;
 }
@@ -138,9 +174,17 @@ template <class T, class Index>
 void launch_pool_backward(const PoolBackward &call, Stream stream) {
   const PoolProblem &problem = call.problem;
   if (launch_pool_ring<T, Index>(call, stream)) return;
+  if (pool_channels_last(problem, call.dx, true)) {
+    const int32_t cells = problem.axis[kFast].in;
+    const PoolLinesBackward lines = {call, pool_lines_of(problem, true), pool_table_fits<PoolRange>(cells)};
+    const Grid grid = {ceil_div(lines.lines.total, kPoolThreads), kPoolThreads,
+                       lines.table ? size_t(cells) * sizeof(PoolRange) : 0};
+    launch(pool_lines_backward<T, Index>, grid, stream, lines);
+    return;
+  }
   PoolAnyBackward any = {call, pool_order(problem, call.dx, true), false};
   const int64_t entries = int64_t(problem.axis[kSlow].in) + problem.axis[kMiddle].in + problem.axis[kFast].in;
-  any.table = entries * int64_t(sizeof(PoolRange)) <= kMostTableBytes;
+  any.table = pool_table_fits<PoolRange>(entries);
   const Grid grid = {ceil_div(any.order.total, kPoolThreads * kAnyItems), kPoolThreads,
                      any.table ? size_t(entries) * sizeof(PoolRange) : 0};
   launch(pool_any_backward<T, Index>, grid, stream, any);
