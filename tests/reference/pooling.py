@@ -71,7 +71,9 @@ def sample_order(rank: int, placement: str) -> list[int]:
     return [1, 0] if rank == 2 and placement == "torch" else list(range(rank))
 
 
-def starts_of(shape: Sequence[int], window: Sequence[int], out: Sequence[int], u: Array, placement: str, real: type) -> list[list[int]]:  # fmt: skip
+def starts_of(
+    shape: Sequence[int], window: Sequence[int], out: Sequence[int], u: Array, placement: str, real: type
+) -> list[list[int]]:
     order = sample_order(len(shape), placement)
     return [
         [start(n, k, o, i, u[order[axis]], placement, real) for i in range(o)]
