@@ -64,8 +64,9 @@ PoolRingShape pool_ring_shape(const PoolProblem &problem, size_t real_size) {
   shape.fast_tile = int32_t(std::min<int64_t>(axis[kFast].in, most_fast));
   const int64_t most_middle = std::max<int64_t>(1, cells / (slots * shape.fast_tile));
   shape.middle_tile = int32_t(std::min<int64_t>({axis[kMiddle].in, most_middle, 8}));
-  // Long strips read few outputs twice; short ones keep enough warps busy.
-  constexpr int64_t kWantedWarps = 132 * 32;
+  // Long strips read few outputs twice; short ones keep enough warps busy. One wave of them on a large GPU
+  // leaves no short second one.
+  constexpr int64_t kWantedWarps = 132 * kRingBlocks * kRingWarps;
   const int64_t patches =
       problem.planes() * ceil_div(axis[kMiddle].in, shape.middle_tile) * ceil_div(axis[kFast].in, shape.fast_tile);
   const int64_t shortest = std::min<int64_t>(axis[kSlow].in, 8 * slots);

@@ -7,6 +7,7 @@
 namespace baracuda {
 
 constexpr int kPoolThreads = 256;
+constexpr int kPoolBlocks = 4;  // on a multiprocessor at least; registers follow from it
 constexpr int kWarp = 32;
 constexpr uint32_t kAllLanes = 0xffffffffu;
 
@@ -66,8 +67,8 @@ struct PoolRowsCall {
   Divider out_fast;
 };
 
-template <class T, class Index, int kSlowWindow, int kMiddleWindow, int kFastWindow, int kUnroll>
-__global__ void __launch_bounds__(kPoolThreads) pool_rows(const __grid_constant__ PoolRowsCall call) {
+template <class T, class Index, int kSlowWindow, int kMiddleWindow, int kFastWindow, int kUnroll, int kBlocks>
+__global__ void __launch_bounds__(kPoolThreads, kBlocks) pool_rows(const __grid_constant__ PoolRowsCall call) {
   using Real = typename PoolReal<T>::type;
   extern __shared__ __align__(16) char shared[];
   const PoolAxis &slow = call.problem.axis[kSlow];
@@ -229,8 +230,8 @@ struct PoolRingCall {
   int32_t middle_tiles;
   int32_t fast_tiles;
   int64_t warps;
-  Divider slice;   // cells in a slice of x
-  Divider row;     // cells in a row of x
+  Divider slice;  // cells in a slice of x
+  Divider row;    // cells in a row of x
   bool aligned;   // rows and addresses allow cells to be written several at once
 };
 
@@ -238,7 +239,7 @@ constexpr int kRingWarps = 4;
 // Cells of dx that a lane writes at once: sixteen bytes of their sums.
 template <class Real>
 constexpr int kRingVector = 16 / sizeof(Real);
-constexpr int kRingAhead = 3;  // loads in flight beyond the outputs at hand
+constexpr int kRingAhead = 3;   // loads in flight beyond the outputs at hand
 constexpr int kRingBlocks = 4;  // on a multiprocessor at least; registers follow from it
 
 // Where window i of an axis may begin, and one past the last cell it may hold.
@@ -479,7 +480,7 @@ struct PoolAnyForward {
 };
 
 template <class T, class Index>
-__global__ void __launch_bounds__(kPoolThreads) pool_any(const __grid_constant__ PoolAnyForward call) {
+__global__ void __launch_bounds__(kPoolThreads, kPoolBlocks) pool_any(const __grid_constant__ PoolAnyForward call) {
   using Real = typename PoolReal<T>::type;
   extern __shared__ __align__(16) char shared[];
   const PoolProblem &problem = call.pool.problem;
@@ -569,7 +570,8 @@ struct PoolAnyBackward {
 };
 
 template <class T, class Index>
-__global__ void __launch_bounds__(kPoolThreads) pool_any_backward(const __grid_constant__ PoolAnyBackward call) {
+__global__ void __launch_bounds__(kPoolThreads, kPoolBlocks)
+    pool_any_backward(const __grid_constant__ PoolAnyBackward call) {
   using Real = typename PoolReal<T>::type;
   extern __shared__ __align__(16) char shared[];
   const PoolProblem &problem = call.pool.problem;
@@ -681,7 +683,7 @@ struct PoolLinesForward {
 };
 
 template <class T, class Index, int kSlowWindow, int kMiddleWindow, int kFastWindow>
-__global__ void __launch_bounds__(kPoolThreads) pool_lines(const __grid_constant__ PoolLinesForward call) {
+__global__ void __launch_bounds__(kPoolThreads, kPoolBlocks) pool_lines(const __grid_constant__ PoolLinesForward call) {
   using Real = typename PoolReal<T>::type;
   extern __shared__ __align__(16) char shared[];
   const PoolProblem &problem = call.pool.problem;
@@ -704,11 +706,10 @@ __global__ void __launch_bounds__(kPoolThreads) pool_lines(const __grid_constant
 
   const PoolView &view = call.pool.x;
   const T *const x = static_cast<const T *>(view.data) + (view.plane(line.n, line.c) + view.cell(s0, m0, 0));
-  T *const y =
-      static_cast<T *>(call.pool.y.data) + (call.pool.y.plane(line.n, line.c) + call.pool.y.cell(line.slow, line.middle, 0));
+  T *const y = static_cast<T *>(call.pool.y.data) +
+               (call.pool.y.plane(line.n, line.c) + call.pool.y.cell(line.slow, line.middle, 0));
   Index *indices = static_cast<Index *>(call.pool.indices.data);
-  if (indices)
-    indices += call.pool.indices.plane(line.n, line.c) + call.pool.indices.cell(line.slow, line.middle, 0);
+  if (indices) indices += call.pool.indices.plane(line.n, line.c) + call.pool.indices.cell(line.slow, line.middle, 0);
   const int64_t origin =
       problem.index_origin(line.n * problem.channels + line.c) + (int64_t(s0) * middle.in + m0) * fast.in;
   const bool last_nan = problem.placement == Placement::torch;
@@ -760,7 +761,8 @@ struct PoolLinesBackward {
 };
 
 template <class T, class Index>
-__global__ void __launch_bounds__(kPoolThreads) pool_lines_backward(const __grid_constant__ PoolLinesBackward call) {
+__global__ void __launch_bounds__(kPoolThreads, kPoolBlocks)
+    pool_lines_backward(const __grid_constant__ PoolLinesBackward call) {
   using Real = typename PoolReal<T>::type;
   extern __shared__ __align__(16) char shared[];
   const PoolProblem &problem = call.pool.problem;
@@ -782,8 +784,8 @@ __global__ void __launch_bounds__(kPoolThreads) pool_lines_backward(const __grid
   const T *const dy = static_cast<const T *>(given.data) + given.plane(line.n, line.c);
   T *const dx = static_cast<T *>(call.pool.dx.data) +
                 (call.pool.dx.plane(line.n, line.c) + call.pool.dx.cell(line.slow, line.middle, 0));
-  const int64_t origin = problem.index_origin(line.n * problem.channels + line.c) +
-                         (line.slow * middle.in + line.middle) * fast.in;
+  const int64_t origin =
+      problem.index_origin(line.n * problem.channels + line.c) + (line.slow * middle.in + line.middle) * fast.in;
   const int32_t end = min(line.begin + kLineItems, fast.in);
   for (int32_t f = line.begin; f < end; ++f) {
     const PoolRange over_fast = call.table ? table[f] : windows_over(fast, f);

@@ -68,13 +68,13 @@ void launch_pool_rows(const PoolForward &call, const PoolRowsShape &shape, Strea
            problem.axis[kFast].window == fast;
   };
   if (windows(2, 1, 2)) {
-    launch(pool_rows<T, Index, 2, 1, 2, 4>, grid, stream, rows);
+    launch(pool_rows<T, Index, 2, 1, 2, 4, kPoolBlocks>, grid, stream, rows);
   } else if (windows(3, 1, 3)) {
-    launch(pool_rows<T, Index, 3, 1, 3, 2>, grid, stream, rows);
+    launch(pool_rows<T, Index, 3, 1, 3, 2, kPoolBlocks>, grid, stream, rows);
   } else if (windows(2, 2, 2)) {
-    launch(pool_rows<T, Index, 2, 2, 2, 2>, grid, stream, rows);
+    launch(pool_rows<T, Index, 2, 2, 2, 2, kPoolBlocks>, grid, stream, rows);
   } else {
-    launch(pool_rows<T, Index, 0, 0, 0, 1>, grid, stream, rows);
+    launch(pool_rows<T, Index, 0, 0, 0, 1, kPoolBlocks>, grid, stream, rows);
   }
 }
 
