@@ -55,7 +55,8 @@ PoolRingShape pool_ring_shape(const PoolProblem &problem, size_t real_size) {
   const int64_t overlap = window_overlap(axis[kFast]);
   const int64_t slots = window_reach(axis[kSlow]);
   const int64_t cells = kMostWarpBytes / int64_t(real_size);
-  if (problem.in_plane() >= kNarrowLimit || spans > kMostSpans || overlap > kMostOverlap || slots > cells / kWarp)
+  if (problem.in_plane() >= kNarrowLimit || problem.out_plane() >= kNarrowLimit / 2 || spans > kMostSpans ||
+      overlap > kMostOverlap || slots > cells / kWarp)
     return shape;
   shape.slots = int32_t(slots);
   shape.overlap = int32_t(overlap);

@@ -240,7 +240,7 @@ constexpr int kRingWarps = 4;
 template <class Real>
 constexpr int kRingVector = 16 / sizeof(Real);
 constexpr int kRingAhead = 3;   // loads in flight beyond the outputs at hand
-constexpr int kRingBlocks = 4;  // on a multiprocessor at least; registers follow from it
+constexpr int kRingBlocks = 5;  // on a multiprocessor at least; registers follow from it
 
 // Where window i of an axis may begin, and one past the last cell it may hold.
 struct PoolSpan {
@@ -317,7 +317,8 @@ __global__ void __launch_bounds__(kRingWarps *kWarp, kBlocks) pool_ring(const __
   const PoolRange over_slow = {windows_over(slow, s0).begin, windows_over(slow, s1 - 1).end};
   const PoolRange over_middle = {windows_over(middle, m0).begin, windows_over(middle, m1 - 1).end};
   const PoolRange over_fast = {windows_over(fast, f0).begin, windows_over(fast, f1 - 1).end};
-  const int32_t chunks = (over_fast.end - over_fast.begin + kWarp - 1) / kWarp;
+  const int32_t columns = over_fast.end - over_fast.begin;
+  const int32_t chunks = (columns + kWarp - 1) / kWarp;
 
   const T *const dy = static_cast<const T *>(call.dy) + plane * call.problem.out_plane();
   const Index *const indices = static_cast<const Index *>(call.indices) + plane * call.problem.out_plane();
@@ -328,7 +329,9 @@ __global__ void __launch_bounds__(kRingWarps *kWarp, kBlocks) pool_ring(const __
   int32_t done = s0;  // slices below are written
   int32_t head = 0;   // the slot of slice `done`
   const auto write_slices = [&](int32_t until) {
+#pragma unroll 1
     for (; done < until; ++done) {
+#pragma unroll 1
       for (int32_t m = m0; m < m1; ++m) {
         T *const to = dx + (int64_t(done) * middle.in + m) * fast.in + f0;
         Real *const from = sums + (head * call.middle_tile + (m - m0)) * call.fast_tile;
@@ -343,99 +346,88 @@ __global__ void __launch_bounds__(kRingWarps *kWarp, kBlocks) pool_ring(const __
     __syncwarp();
   };
 
-  // Two walks over the same chunks of outputs: one loads ahead of the other.
-  struct Walk {
-    int32_t i, m, chunk;
+  // A walk over the chunks that loads ahead of the one that adds.
+  struct {
+    int32_t i, m, chunk, place;
+  } ahead = {over_slow.begin, over_middle.begin, 0, 0};
+  ahead.place = (ahead.i * middle.out + ahead.m) * fast.out + over_fast.begin + lane;
+  Index names[kAhead];
+  BitsOf<T> gradients[kAhead];
+  const auto load = [&](Index &name, BitsOf<T> &gradient) {
+    name = Index(-1);  // no cell
+    gradient = 0;
+    if (ahead.i < over_slow.end && ahead.chunk * kWarp + lane < columns) {
+      name = __ldg(indices + ahead.place);
+      gradient = load_bits(dy + ahead.place);
+    }
+    ahead.place += kWarp;
+    if (++ahead.chunk < chunks) return;
+    ahead.chunk = 0;
+    if (++ahead.m >= over_middle.end) {
+      ahead.m = over_middle.begin;
+      ++ahead.i;
+    }
+    ahead.place = (ahead.i * middle.out + ahead.m) * fast.out + over_fast.begin + lane;
   };
-  const auto advance = [&](Walk &walk) {
-    if (++walk.chunk < chunks) return;
-    walk.chunk = 0;
-    if (++walk.m < over_middle.end) return;
-    walk.m = over_middle.begin;
-    ++walk.i;
-  };
-  struct Batch {
-    Index index[kAhead];
-    BitsOf<T> gradient[kAhead];
-  };
-  Walk ahead = {over_slow.begin, over_middle.begin, 0};
-  const auto load = [&](Batch &batch) {
 #pragma unroll
-    for (int e = 0; e < kAhead; ++e) {
-      const int32_t j = over_fast.begin + ahead.chunk * kWarp + lane;
-      batch.index[e] = Index(-1);
-      batch.gradient[e] = 0;
-      if (ahead.i < over_slow.end && j < over_fast.end) {
-        const int64_t place = (int64_t(ahead.i) * middle.out + ahead.m) * fast.out + j;
-        batch.index[e] = __ldg(indices + place);
-        batch.gradient[e] = load_bits(dy + place);
-      }
-      advance(ahead);
-    }
-  };
+  for (int e = 0; e < kAhead; ++e) load(names[e], gradients[e]);
 
-  Walk now = {over_slow.begin, over_middle.begin, 0};
-  int32_t written_for = -1;
-  int32_t slow_limit = 0;
-  int32_t middle_low = 0;
-  int32_t middle_limit = 0;
-  const auto add = [&](Index index, BitsOf<T> bits) {
-    if (now.i != written_for) {
-      const PoolSpan span = slow_span[now.i];
-      write_slices(min(max(span.begin, s0), s1));
-      slow_limit = min(span.end, s1) - done;
-      written_for = now.i;
-    }
-    if (!kFlat) {
-      const PoolSpan span = middle_span[now.m];
-      middle_low = max(span.begin, m0);
-      middle_limit = min(span.end, m1) - middle_low;
-    }
-    const int32_t j = over_fast.begin + now.chunk * kWarp + lane;
-    // Lanes past the row carry index -1, which is no cell.
-    const int64_t relative = int64_t(index) - origin;
-    const uint32_t cell = uint32_t(relative);
-    bool mine = index >= 0 && uint64_t(relative) < uint64_t(cells);
-    const uint32_t s = (kFlat ? call.row : call.slice).divide(cell);
-    uint32_t rest = cell - s * (kFlat ? call.row : call.slice).divisor;
-    const int32_t slice = int32_t(s) - done;
-    mine = mine && slice >= 0 && slice < slow_limit;
-    int32_t row = head + slice;
-    if (row >= call.slots) row -= call.slots;
-    if (!kFlat) {
-      const uint32_t m = call.row.divide(rest);
-      rest -= m * call.row.divisor;
-      const int32_t down = int32_t(m) - middle_low;
-      mine = mine && down >= 0 && down < middle_limit;
-      row = row * call.middle_tile + int32_t(m) - m0;
-    }
-    const int32_t f = int32_t(rest);
-    const PoolSpan span = fast_span[min(j, fast.out - 1)];
-    mine = mine && f >= max(span.begin, f0) && f < min(span.end, f1);
-    const int32_t key = mine ? row * call.fast_tile + f - f0 : -1;
-    const Real gradient = real_of<T>(bits);
-    Real sum = mine ? sums[key] + gradient : Real(0);
-    for (int32_t apart = 1; apart <= call.overlap; ++apart) {
-      const int32_t before = __shfl_up_sync(kAllLanes, key, apart);
-      const int32_t after = __shfl_down_sync(kAllLanes, key, apart);
-      const Real theirs = __shfl_down_sync(kAllLanes, gradient, apart);
-      if (lane + apart < kWarp && after == key) sum += theirs;
-      if (lane >= apart && before == key) mine = false;
-    }
-    if (mine) sums[key] = sum;
-    __syncwarp();
-  };
-
-  Batch next;
-  load(next);
-  while (now.i < over_slow.end) {
-    const Batch batch = next;
-    load(next);
+#pragma unroll 1
+  for (int32_t i = over_slow.begin; i < over_slow.end; ++i) {
+    const PoolSpan slices = slow_span[i];
+    write_slices(min(max(slices.begin, s0), s1));
+    const uint32_t slow_limit = uint32_t(max(min(slices.end, s1) - done, 0));
+#pragma unroll 1
+    for (int32_t m = over_middle.begin; m < over_middle.end; ++m) {
+      const PoolSpan rows = middle_span[m];
+      const int32_t low = max(rows.begin, m0);
+      const uint32_t middle_limit = uint32_t(max(min(rows.end, m1) - low, 0));
+#pragma unroll 1
+      for (int32_t chunk = 0; chunk < chunks; ++chunk) {
+        const Index name = names[0];
+        const Real gradient = real_of<T>(gradients[0]);
 #pragma unroll
-    for (int e = 0; e < kAhead; ++e) {
-      if (now.i < over_slow.end) {
-        add(batch.index[e], batch.gradient[e]);
-        advance(now);
+        for (int e = 0; e + 1 < kAhead; ++e) {
+          names[e] = names[e + 1];
+          gradients[e] = gradients[e + 1];
+        }
+        load(names[kAhead - 1], gradients[kAhead - 1]);
+
+        const int64_t relative = int64_t(name) - origin;
+        const uint32_t cell = uint32_t(relative);
+        bool mine = name >= 0 && uint64_t(relative) < uint64_t(cells);
+        const Divider &outer = kFlat ? call.row : call.slice;
+        const uint32_t s = outer.divide(cell);
+        uint32_t rest = cell - s * outer.divisor;
+        const uint32_t slice = s - uint32_t(done);
+        mine = mine && slice < slow_limit;
+        int32_t row = head + int32_t(slice);
+        if (row >= call.slots) row -= call.slots;
+        if (!kFlat) {
+          const uint32_t at = call.row.divide(rest);
+          rest -= at * call.row.divisor;
+          mine = mine && at - uint32_t(low) < middle_limit;
+          row = row * call.middle_tile + int32_t(at) - m0;
+        }
+        const int32_t f = int32_t(rest);
+        const PoolSpan span = fast_span[min(over_fast.begin + chunk * kWarp + lane, fast.out - 1)];
+        mine = mine && f >= max(span.begin, f0) && f < min(span.end, f1);
+        const int32_t key = mine ? row * call.fast_tile + f - f0 : -1;
+        Real sum = mine ? sums[key] + gradient : Real(0);
+        const auto take = [&](int32_t apart) {
+          const int32_t before = __shfl_up_sync(kAllLanes, key, apart);
+          const int32_t after = __shfl_down_sync(kAllLanes, key, apart);
+          const Real theirs = __shfl_down_sync(kAllLanes, gradient, apart);
+          if (lane + apart < kWarp && after == key) sum += theirs;
+          if (lane >= apart && before == key) mine = false;
+        };
+        // Looking further than `overlap` finds nothing.
+        take(1);
+        take(2);
+#pragma unroll 1
+        for (int32_t apart = 3; apart <= call.overlap; ++apart) take(apart);
+        if (mine) sums[key] = sum;
+        __syncwarp();
       }
     }
   }
