@@ -6,6 +6,7 @@
 #include <iterator>
 
 #include "baracuda/layout.h"
+#include "baracuda/pooling.h"
 
 namespace {
 
@@ -63,6 +64,52 @@ constexpr baracuda_field kKvCache[] = {
 constexpr auto &kKvCacheAppend = kKvCache<baracuda_kv_cache_append_desc>;
 constexpr auto &kKvCacheGather = kKvCache<baracuda_kv_cache_gather_desc>;
 
+constexpr const char *kPlacements[] = {"even", "torch", nullptr};
+constexpr const char *kIndexBases[] = {"tensor", "plane", nullptr};
+
+// Extents of pooling, from the outermost axis on.
+#define BARACUDA_POOL_2D(Desc)                                                        \
+  {"batch", BARACUDA_FIELD_INT64, offsetof(Desc, batch), nullptr},                    \
+      {"channels", BARACUDA_FIELD_INT64, offsetof(Desc, channels), nullptr},          \
+      {"h_in", BARACUDA_FIELD_INT64, offsetof(Desc, h_in), nullptr},                  \
+      {"w_in", BARACUDA_FIELD_INT64, offsetof(Desc, w_in), nullptr},                  \
+      {"window_h", BARACUDA_FIELD_INT64, offsetof(Desc, window_h), nullptr},          \
+      {"window_w", BARACUDA_FIELD_INT64, offsetof(Desc, window_w), nullptr},          \
+      {"h_out", BARACUDA_FIELD_INT64, offsetof(Desc, h_out), nullptr},                \
+      {"w_out", BARACUDA_FIELD_INT64, offsetof(Desc, w_out), nullptr},                \
+      {"dtype", BARACUDA_FIELD_DTYPE, offsetof(Desc, dtype), nullptr},                \
+      {"placement", BARACUDA_FIELD_CHOICE, offsetof(Desc, placement), kPlacements}, { \
+    "index_base", BARACUDA_FIELD_CHOICE, offsetof(Desc, index_base), kIndexBases      \
+  }
+#define BARACUDA_POOL_3D(Desc)                                                 \
+  {"d_in", BARACUDA_FIELD_INT64, offsetof(Desc, d_in), nullptr},               \
+      {"window_d", BARACUDA_FIELD_INT64, offsetof(Desc, window_d), nullptr}, { \
+    "d_out", BARACUDA_FIELD_INT64, offsetof(Desc, d_out), nullptr              \
+  }
+#define BARACUDA_POOL_FORWARD(Desc)                                                             \
+  {"index_dtype", BARACUDA_FIELD_OPTIONAL_DTYPE, offsetof(Desc, index_dtype), nullptr},         \
+      {"samples_dtype", BARACUDA_FIELD_OPTIONAL_DTYPE, offsetof(Desc, samples_dtype), nullptr}, \
+      {"samples", BARACUDA_FIELD_BOOL, offsetof(Desc, samples), nullptr}, {                     \
+    "seed", BARACUDA_FIELD_INT64, offsetof(Desc, seed), nullptr                                 \
+  }
+#define BARACUDA_POOL_BACKWARD(Desc)                                             \
+  {"index_dtype", BARACUDA_FIELD_DTYPE, offsetof(Desc, index_dtype), nullptr}, { \
+    "accumulate", BARACUDA_FIELD_BOOL, offsetof(Desc, accumulate), nullptr       \
+  }
+
+constexpr baracuda_field kFractionalMaxPool2d[] = {BARACUDA_POOL_2D(baracuda_fractional_max_pool2d_desc),
+                                                   BARACUDA_POOL_FORWARD(baracuda_fractional_max_pool2d_desc)};
+constexpr baracuda_field kFractionalMaxPool3d[] = {BARACUDA_POOL_2D(baracuda_fractional_max_pool3d_desc),
+                                                   BARACUDA_POOL_3D(baracuda_fractional_max_pool3d_desc),
+                                                   BARACUDA_POOL_FORWARD(baracuda_fractional_max_pool3d_desc)};
+constexpr baracuda_field kFractionalMaxPool2dBackward[] = {
+    BARACUDA_POOL_2D(baracuda_fractional_max_pool2d_backward_desc),
+    BARACUDA_POOL_BACKWARD(baracuda_fractional_max_pool2d_backward_desc)};
+constexpr baracuda_field kFractionalMaxPool3dBackward[] = {
+    BARACUDA_POOL_2D(baracuda_fractional_max_pool3d_backward_desc),
+    BARACUDA_POOL_3D(baracuda_fractional_max_pool3d_backward_desc),
+    BARACUDA_POOL_BACKWARD(baracuda_fractional_max_pool3d_backward_desc)};
+
 constexpr baracuda_operator kOperators[] = {
     {"write_slice", "WriteSlicePlan", "layout", sizeof(baracuda_write_slice_desc), kWriteSlice, std::size(kWriteSlice),
      create<baracuda_write_slice_desc, baracuda_write_slice_plan_create>},
@@ -76,6 +123,21 @@ constexpr baracuda_operator kOperators[] = {
      std::size(kKvCacheAppend), create<baracuda_kv_cache_append_desc, baracuda_kv_cache_append_plan_create>},
     {"kv_cache_gather", "KvCacheGatherPlan", "layout", sizeof(baracuda_kv_cache_gather_desc), kKvCacheGather,
      std::size(kKvCacheGather), create<baracuda_kv_cache_gather_desc, baracuda_kv_cache_gather_plan_create>},
+
+    {"fractional_max_pool2d", "FractionalMaxPool2dPlan", "pooling", sizeof(baracuda_fractional_max_pool2d_desc),
+     kFractionalMaxPool2d, std::size(kFractionalMaxPool2d),
+     create<baracuda_fractional_max_pool2d_desc, baracuda_fractional_max_pool2d_plan_create>},
+    {"fractional_max_pool3d", "FractionalMaxPool3dPlan", "pooling", sizeof(baracuda_fractional_max_pool3d_desc),
+     kFractionalMaxPool3d, std::size(kFractionalMaxPool3d),
+     create<baracuda_fractional_max_pool3d_desc, baracuda_fractional_max_pool3d_plan_create>},
+    {"fractional_max_pool2d_backward", "FractionalMaxPool2dBackwardPlan", "pooling",
+     sizeof(baracuda_fractional_max_pool2d_backward_desc), kFractionalMaxPool2dBackward,
+     std::size(kFractionalMaxPool2dBackward),
+     create<baracuda_fractional_max_pool2d_backward_desc, baracuda_fractional_max_pool2d_backward_plan_create>},
+    {"fractional_max_pool3d_backward", "FractionalMaxPool3dBackwardPlan", "pooling",
+     sizeof(baracuda_fractional_max_pool3d_backward_desc), kFractionalMaxPool3dBackward,
+     std::size(kFractionalMaxPool3dBackward),
+     create<baracuda_fractional_max_pool3d_backward_desc, baracuda_fractional_max_pool3d_backward_plan_create>},
 };
 
 }  // namespace
