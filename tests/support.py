@@ -12,7 +12,7 @@ import ctypes
 import functools
 import gc
 import importlib
-import importlib.metadata
+import importlib
 import importlib.util
 import itertools
 import math
@@ -172,7 +172,8 @@ def device_lines() -> Iterator[str]:
 
 def witness_lines() -> Iterator[str]:
     for name in ("torch", "jax", "cupy"):
-        yield (f"no {name} ({missing(name)})" if missing(name) else f"{name} {importlib.metadata.version(name)}")
+        # A framework's distribution may have another name than its module.
+        yield f"no {name} ({missing(name)})" if missing(name) else f"{name} {importlib.import_module(name).__version__}"
 
 
 # ---------------------------------------------------------------------------------------------------

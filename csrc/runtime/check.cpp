@@ -70,8 +70,7 @@ bool fits_memory(const Tensor &tensor, uintptr_t address) {
     const __int128 reach = __int128(tensor.stride[axis]) * nibbles(tensor.dtype) * (tensor.shape[axis] - 1);
     (reach < 0 ? low : high) += reach;
   }
-  // By half, because an empty window may lie one stride past the last element.
-  return low >= 0 && high - low <= INT64_MAX / 2 && high / kNibblesPerByte <= UINTPTR_MAX;
+  return low >= 0 && high - low <= INT64_MAX && high / kNibblesPerByte <= UINTPTR_MAX;
 }
 
 void check_operand(const char *plan, const Device &device, const OperandSpec &spec, const DLTensor &given,
@@ -130,6 +129,8 @@ Tensor written_part(const OperandSpec &spec, const Tensor &tensor) {
   if (spec.window.rank == 0) return tensor;
   Tensor part = tensor;
   part.shape = spec.window;
+  // An empty window may lie one step past the last element.
+  if (part.shape.count() == 0) return part;
   int64_t offset = 0;
   for (int axis = 0; axis < part.rank(); ++axis) offset += spec.window_start[axis] * part.stride[axis];
   part.advance(offset);
