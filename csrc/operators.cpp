@@ -9,7 +9,8 @@
 
 namespace {
 
-template <class Descriptor, baracuda_status (*kCreate)(const Descriptor *, const baracuda_plan_options *, baracuda_plan **)>
+template <class Descriptor,
+          baracuda_status (*kCreate)(const Descriptor *, const baracuda_plan_options *, baracuda_plan **)>
 baracuda_status create(const void *desc, const baracuda_plan_options *options, baracuda_plan **plan) {
   return kCreate(static_cast<const Descriptor *>(desc), options, plan);
 }

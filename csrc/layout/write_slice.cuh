@@ -117,11 +117,9 @@ __device__ __forceinline__ void store_part(int64_t chunk, int begin, int end, ui
     }
     if constexpr (kPacked) {
       const int head = begin >> 1;  // its high half only
-      if ((begin & 1) && head / 4 == i)
-        bytes[head] = uint8_t((bytes[head] & 0x0fu) | (word >> (head % 4 * 8) & 0xf0u));
+      if ((begin & 1) && head / 4 == i) bytes[head] = uint8_t((bytes[head] & 0x0fu) | (word >> (head % 4 * 8) & 0xf0u));
       const int tail = end >> 1;  // its low half only
-      if ((end & 1) && tail / 4 == i)
-        bytes[tail] = uint8_t((bytes[tail] & 0xf0u) | (word >> (tail % 4 * 8) & 0x0fu));
+      if ((end & 1) && tail / 4 == i) bytes[tail] = uint8_t((bytes[tail] & 0xf0u) | (word >> (tail % 4 * 8) & 0x0fu));
     }
   }
 }
@@ -184,8 +182,7 @@ __global__ void __launch_bounds__(kCopyThreads) copy_elements(const __grid_const
 // One thread for each half byte whose address has the given parity. Two passes write a destination
 // in which neighbouring half bytes belong to different runs: within a pass no byte has two writers.
 template <bool kWide>
-__global__ void __launch_bounds__(kCopyThreads)
-    copy_nibbles(const __grid_constant__ ElementCopy copy, int parity) {
+__global__ void __launch_bounds__(kCopyThreads) copy_nibbles(const __grid_constant__ ElementCopy copy, int parity) {
   const int64_t index = int64_t(blockIdx.x) * kCopyThreads + threadIdx.x;
   if (index >= copy.total) return;
   int64_t dest = copy.dest;

@@ -72,7 +72,8 @@ class WriteSlicePlan final : public Plan {
       const int64_t start = ranges.start[axis];
       const int64_t end = ranges.end[axis];
       if (start < 0 || end < start || end > dest[axis])
-        refuse("ranges: expected 0 <= start <= end <= ", dest[axis], " on axis ", axis, ", got (", start, ", ", end, ")");
+        refuse("ranges: expected 0 <= start <= end <= ", dest[axis], " on axis ", axis, ", got (", start, ", ", end,
+               ")");
       start_[axis] = start;
       extent_[axis] = end - start;
     }

@@ -21,8 +21,8 @@ class Subject {
   }
   [[noreturn]] void too_small(int64_t needed, int64_t got) const {
     throw Error(BARACUDA_BUFFER_TOO_SMALL,
-                text(plan_, ": ", spec_.name, ": expected at least ", needed, " bytes for ", to_string(spec_.shape), " of ",
-                     dtype_name(spec_.dtype), ", got ", got),
+                text(plan_, ": ", spec_.name, ": expected at least ", needed, " bytes for ", to_string(spec_.shape),
+                     " of ", dtype_name(spec_.dtype), ", got ", got),
                 uint64_t(needed), uint64_t(got));
   }
 
@@ -54,8 +54,8 @@ void check_packed_bytes(const Subject &subject, const OperandSpec &spec, Tensor 
     subject.refuse("expected bytes of packed ", dtype_name(spec.dtype), ", flat (", needed,
                    ",) or with the last axis of ", to_string(spec.shape), " halved, got ", to_string(tensor.shape));
   if (got < needed) subject.too_small(needed, got);
-  if (!is_row_major(tensor)) subject.refuse("expected packed bytes without gaps, got strides ",
-                                            shape_text(tensor.stride, tensor.rank()));
+  if (!is_row_major(tensor))
+    subject.refuse("expected packed bytes without gaps, got strides ", shape_text(tensor.stride, tensor.rank()));
   tensor.dtype = spec.dtype;
   tensor.shape = spec.shape;
   set_row_major_strides(tensor);
@@ -89,8 +89,7 @@ void check_operand(const char *plan, const Device &device, const OperandSpec &sp
       subject.refuse("expected dtype ", dtype_name(spec.dtype), ", got ", std::string(dtype_name(given.dtype)));
     bool same = given.ndim == spec.shape.rank;
     for (int axis = 0; same && axis < given.ndim; ++axis) same = given.shape[axis] == spec.shape[axis];
-    if (!same)
-      subject.refuse("expected shape ", to_string(spec.shape), ", got ", shape_text(given.shape, given.ndim));
+    if (!same) subject.refuse("expected shape ", to_string(spec.shape), ", got ", shape_text(given.shape, given.ndim));
   }
   if (spec.written() && flags & DLPACK_FLAG_BITMASK_READ_ONLY) subject.refuse("is read-only");
   if (spec.shape.count() == 0) {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <cuda_runtime.h>
-
 #include <string>
+
+#include <cuda_runtime.h>
 
 #include "runtime/device.h"
 #include "runtime/error.h"
@@ -13,7 +13,8 @@ namespace baracuda {
 inline void check_cuda(cudaError_t error, const char *call) {
   if (error == cudaSuccess) return;
   cudaGetLastError();
-  throw Error(BARACUDA_CUDA_ERROR, text(call, " failed: ", cudaGetErrorString(error), " (", cudaGetErrorName(error), ")"));
+  throw Error(BARACUDA_CUDA_ERROR,
+              text(call, " failed: ", cudaGetErrorString(error), " (", cudaGetErrorName(error), ")"));
 }
 
 // The architecture whose machine code of this kernel runs on the current device: "sm_90".

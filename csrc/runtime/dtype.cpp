@@ -32,10 +32,14 @@ constexpr struct {
   uint8_t code;
   const char *name;
 } kForeign[] = {
-    {kDLFloat8_e3m4, "float8_e3m4"},         {kDLFloat8_e4m3, "float8_e4m3"},
-    {kDLFloat8_e4m3b11fnuz, "float8_e4m3b11fnuz"}, {kDLFloat8_e4m3fnuz, "float8_e4m3fnuz"},
-    {kDLFloat8_e5m2fnuz, "float8_e5m2fnuz"}, {kDLFloat8_e8m0fnu, "float8_e8m0fnu"},
-    {kDLFloat6_e2m3fn, "float6_e2m3fn"},     {kDLFloat6_e3m2fn, "float6_e3m2fn"},
+    {kDLFloat8_e3m4, "float8_e3m4"},
+    {kDLFloat8_e4m3, "float8_e4m3"},
+    {kDLFloat8_e4m3b11fnuz, "float8_e4m3b11fnuz"},
+    {kDLFloat8_e4m3fnuz, "float8_e4m3fnuz"},
+    {kDLFloat8_e5m2fnuz, "float8_e5m2fnuz"},
+    {kDLFloat8_e8m0fnu, "float8_e8m0fnu"},
+    {kDLFloat6_e2m3fn, "float6_e2m3fn"},
+    {kDLFloat6_e3m2fn, "float6_e3m2fn"},
     {kDLFloat4_e2m1fn, "float4_e2m1fn"},
 };
 

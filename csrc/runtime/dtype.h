@@ -33,9 +33,9 @@ constexpr bool is_packed(DLDataType dtype) { return dtype.bits == 4; }
 
 template <class T>
 struct DTypeOf;
-#define BARACUDA_DTYPE_OF(type, code_, bits_)                          \
-  template <>                                                          \
-  struct DTypeOf<type> {                                               \
+#define BARACUDA_DTYPE_OF(type, code_, bits_)                                \
+  template <>                                                                \
+  struct DTypeOf<type> {                                                     \
     static constexpr DLDataType value = {uint8_t(code_), uint8_t(bits_), 1}; \
   };
 BARACUDA_DTYPE_OF(bool, kDLBool, 8)

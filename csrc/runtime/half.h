@@ -33,8 +33,7 @@ struct bfloat16 {
     bits = __bfloat16_as_ushort(__float2bfloat16_rn(value));
 #else
     const uint32_t u = bit_cast<uint32_t>(value);
-    bits = (u & 0x7fffffffu) > 0x7f800000u ? uint16_t(u >> 16 | 0x40u)
-                                           : uint16_t((u + 0x7fffu + (u >> 16 & 1u)) >> 16);
+    bits = (u & 0x7fffffffu) > 0x7f800000u ? uint16_t(u >> 16 | 0x40u) : uint16_t((u + 0x7fffu + (u >> 16 & 1u)) >> 16);
 #endif
   }
   BARACUDA_HD explicit operator float() const { return bit_cast<float>(uint32_t(bits) << 16); }

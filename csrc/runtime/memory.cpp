@@ -20,7 +20,10 @@ namespace {
 
 constexpr size_t kAlignment = 256;
 
-size_t rounded(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+size_t rounded(size_t bytes) {
+  if (bytes > SIZE_MAX - kAlignment) throw std::bad_alloc();
+  return bytes == 0 ? kAlignment : (bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
 
 #if BARACUDA_WITH_CUDA
 
@@ -63,14 +66,14 @@ baracuda_status baracuda_allocate(DLDevice device, size_t bytes, void *stream, v
     *data = nullptr;
     const Device chosen = resolve_device("allocate", device);
     if (!chosen.is_cuda()) {
-      *data = std::aligned_alloc(baracuda::kAlignment, baracuda::rounded(bytes ? bytes : 1));
+      *data = std::aligned_alloc(baracuda::kAlignment, baracuda::rounded(bytes));
       if (!*data) throw std::bad_alloc();
       return;
     }
 #if BARACUDA_WITH_CUDA
     const DeviceGuard guard(chosen);
-    baracuda::check_cuda(cudaMallocFromPoolAsync(data, baracuda::rounded(bytes ? bytes : 1),
-                                                 baracuda::pool_of(chosen.ordinal), static_cast<cudaStream_t>(stream)),
+    baracuda::check_cuda(cudaMallocFromPoolAsync(data, baracuda::rounded(bytes), baracuda::pool_of(chosen.ordinal),
+                                                 static_cast<cudaStream_t>(stream)),
                          "cudaMallocFromPoolAsync");
 #endif
   });

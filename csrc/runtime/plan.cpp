@@ -100,12 +100,14 @@ struct baracuda_bound {
 
 extern "C" {
 
-const char *baracuda_plan_name(const baracuda_plan *plan) { return as_plan(plan).name(); }
-const char *baracuda_plan_path(const baracuda_plan *plan) { return as_plan(plan).path().c_str(); }
-size_t baracuda_plan_operand_count(const baracuda_plan *plan) { return as_plan(plan).operands().size(); }
-size_t baracuda_plan_workspace_size(const baracuda_plan *plan) { return as_plan(plan).workspace_size(); }
+// Questions that can't fail answer an absent plan with nothing.
+const char *baracuda_plan_name(const baracuda_plan *plan) { return plan ? as_plan(plan).name() : ""; }
+const char *baracuda_plan_path(const baracuda_plan *plan) { return plan ? as_plan(plan).path().c_str() : ""; }
+size_t baracuda_plan_operand_count(const baracuda_plan *plan) { return plan ? as_plan(plan).operands().size() : 0; }
+size_t baracuda_plan_workspace_size(const baracuda_plan *plan) { return plan ? as_plan(plan).workspace_size() : 0; }
 
 DLDevice baracuda_plan_device(const baracuda_plan *plan) {
+  if (!plan) return {kDLCPU, 0};
   const baracuda::Device &device = as_plan(plan).device();
   return {device.type, device.ordinal};
 }
@@ -113,15 +115,21 @@ DLDevice baracuda_plan_device(const baracuda_plan *plan) {
 baracuda_status baracuda_plan_operand(const baracuda_plan *plan, size_t index, baracuda_operand_info *info) {
   return guarded([&] {
     const Plan &self = as_plan(plan);
+    if (!info) baracuda::invalid(self.name(), ": info is NULL");
     if (index >= self.operands().size())
       baracuda::invalid(self.name(), ": operand ", index, " of ", self.operands().size());
     const baracuda::OperandSpec &spec = self.operands()[index];
-    *info = {spec.name,       static_cast<baracuda_role>(spec.role), spec.dtype,       spec.shape.rank,
-             spec.shape.extent, spec.optional,                         spec.in_place_with};
+    *info = {spec.name,         static_cast<baracuda_role>(spec.role),
+             spec.dtype,        spec.shape.rank,
+             spec.shape.extent, spec.optional,
+             spec.in_place_with};
   });
 }
 
 void baracuda_plan_sku(const baracuda_plan *plan, baracuda_sku *sku) {
+  if (!sku) return;
+  *sku = {};
+  if (!plan) return;
   const baracuda::Sku &own = as_plan(plan).sku();
   *sku = {own.category,
           own.op,
@@ -138,7 +146,9 @@ void baracuda_plan_sku(const baracuda_plan *plan, baracuda_sku *sku) {
 }
 
 void baracuda_plan_cost(const baracuda_plan *plan, baracuda_cost *cost) {
-  *cost = {as_plan(plan).cost().bytes, as_plan(plan).cost().operations};
+  if (!cost) return;
+  *cost = {};
+  if (plan) *cost = {as_plan(plan).cost().bytes, as_plan(plan).cost().operations};
 }
 
 baracuda_status baracuda_plan_can_implement(const baracuda_plan *plan, DLTensor *const operands[],

@@ -45,11 +45,11 @@ typedef struct baracuda_optional_double {
 
 /* How a plan is to be selected. A preference is obeyed or refused, never ignored. */
 typedef struct baracuda_plan_options {
-  size_t struct_size;     /* sizeof(baracuda_plan_options) */
-  DLDevice device;        /* kDLCPU, or kDLCUDA with an ordinal, -1 for the calling thread's current device */
-  int32_t deterministic;  /* non-zero: only kernels whose bits do not depend on timing */
-  const char *backend;    /* NULL: the fastest; else the SKU's backend must be this one */
-  int64_t max_workspace;  /* bytes; negative: no limit */
+  size_t struct_size;    /* sizeof(baracuda_plan_options) */
+  DLDevice device;       /* kDLCPU, or kDLCUDA with an ordinal, -1 for the calling thread's current device */
+  int32_t deterministic; /* non-zero: only kernels whose bits do not depend on timing */
+  const char *backend;   /* NULL: the fastest; else the SKU's backend must be this one */
+  int64_t max_workspace; /* bytes; negative: no limit */
 } baracuda_plan_options;
 
 typedef enum baracuda_role { BARACUDA_IN = 0, BARACUDA_OUT = 1, BARACUDA_INOUT = 2 } baracuda_role;

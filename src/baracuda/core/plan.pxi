@@ -1,0 +1,318 @@
+# SPDX-License-Identifier: Apache-2.0
+# Running plans: operands by name into slots, one C call.
+
+
+cdef enum:
+    MAX_OPERANDS = 12
+
+
+cdef object text_or_none(const char *text):
+    return None if text == NULL else text.decode()
+
+
+# The operands of one call, slot by slot; `values` are borrowed from the caller's keywords.
+cdef struct Arguments:
+    PyObject *values[MAX_OPERANDS]
+    Slot slots[MAX_OPERANDS]
+    DLTensor *pointers[MAX_OPERANDS]
+    uint64_t flags[MAX_OPERANDS]
+
+
+cdef struct Workspace:
+    void *data
+    size_t size
+    bint owned
+
+
+cdef class PlanCore:
+    """What every plan shares; :class:`baracuda.Plan` is its face."""
+
+    cdef baracuda_plan *_plan
+    cdef DLDevice _device
+    cdef int _count
+    cdef size_t _workspace_size
+    # Operand names, interned, so that a keyword is mostly found by identity.
+    cdef tuple _names
+    cdef bint[MAX_OPERANDS] _written
+    cdef tuple _where
+    cdef readonly str name
+    """The plan's name, as its errors begin."""
+    cdef readonly tuple operands
+    """What `run` takes, in order: a tuple of :class:`baracuda.Operand`."""
+    cdef readonly object sku
+    """The identity of the selected kernel: a :class:`baracuda.KernelSku`."""
+    cdef readonly object cost
+    """The fewest bytes and the operations that the problem needs: a :class:`baracuda.PlanCost`."""
+    cdef readonly str path
+    """The access path that row-major operands take."""
+
+    def _create(self, str operator, descriptor, str device, preference):
+        cdef baracuda_operand_info info
+        cdef baracuda_sku sku
+        cdef baracuda_cost cost
+        cdef int index
+        if self._plan != NULL:
+            raise _errors.BaracudaError(f"{self.name}: a plan is immutable")
+        self._plan = create_plan(operator, descriptor, device, preference)
+        self.name = baracuda_plan_name(self._plan).decode()
+        self.path = baracuda_plan_path(self._plan).decode()
+        self._device = baracuda_plan_device(self._plan)
+        self._count = baracuda_plan_operand_count(self._plan)
+        self._workspace_size = baracuda_plan_workspace_size(self._plan)
+        names = []
+        operands = []
+        roles = {BARACUDA_IN: "in", BARACUDA_OUT: "out", BARACUDA_INOUT: "inout"}
+        for index in range(self._count):
+            check(baracuda_plan_operand(self._plan, index, &info))
+            names.append(sys.intern(info.name.decode()))
+            self._written[index] = info.role != BARACUDA_IN
+        for index in range(self._count):
+            check(baracuda_plan_operand(self._plan, index, &info))
+            operands.append(Operand(
+                name=names[index], role=roles[info.role], dtype=dtype_to_name(info.dtype),
+                shape=tuple([info.shape[axis] for axis in range(info.rank)]), optional=bool(info.optional),
+                in_place_with=names[info.in_place_with] if info.in_place_with >= 0 else None))
+        self._names = tuple(names)
+        self._where = tuple([f"{self.name}: {name}" for name in names])
+        self.operands = tuple(operands)
+        baracuda_plan_sku(self._plan, &sku)
+        guarantee = PrecisionGuarantee(
+            math_precision=text_or_none(sku.math_precision), accumulator=text_or_none(sku.accumulator),
+            bit_stable_on_same_hardware=bool(sku.bit_stable_on_same_hardware), deterministic=bool(sku.deterministic))
+        self.sku = KernelSku(
+            category=text_or_none(sku.category), op=text_or_none(sku.op), dtype=text_or_none(sku.dtype),
+            aux_dtype=text_or_none(sku.aux_dtype), layout=text_or_none(sku.layout),
+            epilogue=text_or_none(sku.epilogue), arch=text_or_none(sku.arch), backend=text_or_none(sku.backend),
+            precision_guarantee=guarantee)
+        baracuda_plan_cost(self._plan, &cost)
+        self.cost = PlanCost(bytes=cost.bytes, operations=cost.operations)
+
+    def __dealloc__(self):
+        baracuda_plan_destroy(self._plan)
+
+    @property
+    def workspace_size(self):
+        """Bytes of workspace that `run` needs."""
+        return self._workspace_size
+
+    @property
+    def device(self):
+        """``"cpu"`` or ``"cuda:N"``."""
+        return device_name(self._device)
+
+    @property
+    def precision_guarantee(self):
+        """What the selected kernel promises: a :class:`baracuda.PrecisionGuarantee`."""
+        return self.sku.precision_guarantee
+
+    def can_implement(self, **operands):
+        """Raises what `run` would raise for these operands; launches and writes nothing."""
+        cdef Arguments arguments
+        cdef list keep = []
+        self._arrange(operands, &arguments)
+        self._read(&arguments, self._pick_stream(&arguments), keep)
+        check(baracuda_plan_can_implement(self._plan, arguments.pointers, arguments.flags, self._count))
+
+    def run(self, *, workspace=None, stream=None, **operands):
+        """Checks the operands and enqueues the work; see the plan's documentation for the operands.
+
+        Args:
+            workspace: a contiguous tensor of at least ``workspace_size`` bytes on the plan's device, or
+                None for stream-ordered memory of the library's own.
+            stream: a handle, an object with ``__cuda_stream__``, a torch or CuPy stream, or None for the
+                current stream of the first output's framework. With None, operands of other frameworks
+                are ordered before the work; with a stream, ordering is the caller's, but for what
+                DLPack's own exchange orders.
+
+        Raises:
+            BaracudaError: one of its subclasses; nothing has been written then.
+        """
+        cdef Arguments arguments
+        cdef list keep = []
+        cdef uintptr_t handle
+        cdef Workspace space
+        cdef baracuda_status status
+        self._arrange(operands, &arguments)
+        handle = stream_handle(stream) if stream is not None else self._pick_stream(&arguments)
+        self._read(&arguments, handle, keep)
+        if self._device.device_type == kDLCUDA:
+            self._order(&arguments, handle, stream)
+        take_workspace(self, workspace, handle, keep, &space)
+        with nogil:
+            status = baracuda_plan_run(self._plan, arguments.pointers, arguments.flags, self._count, space.data,
+                                       space.size, <void *>handle)
+            if space.owned:
+                baracuda_free(self._device, space.data, <void *>handle)
+        check(status)
+
+    def bind(self, **operands):
+        """Checks the operands once and returns a :class:`BoundPlan`, whose `run` only launches.
+
+        The bound plan keeps the operands alive. Their shapes and strides are those of now.
+        """
+        cdef Arguments arguments
+        cdef list keep = []
+        cdef BoundPlan bound = BoundPlan.__new__(BoundPlan)
+        cdef int index
+        self._arrange(operands, &arguments)
+        self._read(&arguments, self._pick_stream(&arguments), keep)
+        check(baracuda_plan_bind(self._plan, arguments.pointers, arguments.flags, self._count, &bound._bound))
+        bound.plan = self
+        bound._operands = dict(operands)
+        bound._keep = keep
+        bound._first_output = None
+        for index in range(self._count):
+            if self._written[index] and arguments.values[index] != NULL:
+                bound._first_output = <object>arguments.values[index]
+                break
+        return bound
+
+    cdef int _arrange(self, dict operands, Arguments *arguments) except -1:
+        """Operands by name into their slots; NULL where one is absent. Borrowed from the dict."""
+        cdef int index
+        cdef int found = 0
+        cdef object value
+        if self._plan == NULL:
+            raise _errors.BaracudaError(f"{type(self).__name__}: the plan was not created")
+        for index in range(self._count):
+            value = operands.get(self._names[index])
+            arguments.values[index] = NULL if value is None else <PyObject *>value
+            if value is not None:
+                found += 1
+        if found != len(operands):
+            for name, value in operands.items():
+                if name not in self._names:
+                    raise _errors.InvalidProblemError(
+                        f"{self.name}: {name}: is no operand; expected {', '.join(self._names)}")
+        return 0
+
+    cdef uintptr_t _pick_stream(self, Arguments *arguments) except? 0xffffffffffffffff:
+        cdef int index
+        if self._device.device_type != kDLCUDA:
+            return 0
+        for index in range(self._count):
+            if self._written[index] and arguments.values[index] != NULL:
+                return producer_stream(<object>arguments.values[index], self._device)
+        return 0
+
+    cdef int _read(self, Arguments *arguments, uintptr_t stream, list keep) except -1:
+        cdef int index
+        for index in range(self._count):
+            if arguments.values[index] == NULL:
+                arguments.pointers[index] = NULL
+                arguments.flags[index] = 0
+                continue
+            read_operand(<object>arguments.values[index], &arguments.slots[index], self._written[index],
+                         self._device, stream, <str>self._where[index], keep)
+            arguments.pointers[index] = &arguments.slots[index].tensor
+            arguments.flags[index] = arguments.slots[index].flags
+        return 0
+
+    cdef int _order(self, Arguments *arguments, uintptr_t handle, object stream) except -1:
+        """Puts the run after what made its operands."""
+        cdef int index
+        cdef Slot *slot
+        for index in range(self._count):
+            if arguments.values[index] == NULL:
+                continue
+            slot = &arguments.slots[index]
+            if type(<object>arguments.values[index]) is Tensor:
+                if slot.tensor.device.device_type == kDLCUDA:
+                    (<Tensor>arguments.values[index])._use_on(handle, stream)
+            elif stream is None and slot.has_stream and slot.stream != handle:
+                check(baracuda_order_streams(self._device.device_id, <void *>slot.stream, <void *>handle))
+        return 0
+
+
+cdef int take_workspace(PlanCore plan, object workspace, uintptr_t stream, list keep, Workspace *space) except -1:
+    cdef Slot slot
+    cdef int64_t step = 1
+    cdef int axis
+    space.data = NULL
+    space.size = 0
+    space.owned = False
+    if workspace is None:
+        if plan._workspace_size:
+            check(baracuda_allocate(plan._device, plan._workspace_size, <void *>stream, &space.data))
+            space.size = plan._workspace_size
+            space.owned = True
+        return 0
+    where = f"{plan.name}: workspace"
+    read_operand(workspace, &slot, True, plan._device, stream, where, keep)
+    if (slot.tensor.device.device_type != plan._device.device_type
+            or slot.tensor.device.device_id != plan._device.device_id):
+        raise _errors.InvalidProblemError(f"{where}: expected device {device_name(plan._device)}")
+    if slot.flags & DLPACK_FLAG_BITMASK_READ_ONLY:
+        raise _errors.InvalidProblemError(f"{where}: is read-only")
+    for axis in range(slot.tensor.ndim - 1, -1, -1):
+        if slot.tensor.strides != NULL and slot.tensor.shape[axis] > 1 and slot.tensor.strides[axis] != step:
+            raise _errors.InvalidProblemError(f"{where}: expected contiguous memory")
+        step *= slot.tensor.shape[axis]
+    space.data = <char *>slot.tensor.data + slot.tensor.byte_offset
+    space.size = step * slot.tensor.dtype.bits // 8
+    if type(workspace) is Tensor and plan._device.device_type == kDLCUDA:
+        (<Tensor>workspace)._use_on(stream, None)
+    return 0
+
+
+@cython.final
+cdef class BoundPlan:
+    """A plan with its operands, checked once. Made by ``plan.bind``."""
+
+    cdef baracuda_bound *_bound
+    cdef readonly PlanCore plan
+    """The plan."""
+    cdef dict _operands
+    cdef list _keep
+    cdef object _first_output
+
+    def __init__(self):
+        raise TypeError("plan.bind makes bound plans")
+
+    def __dealloc__(self):
+        baracuda_bound_destroy(self._bound)
+
+    def run(self, stream=None, workspace=None):
+        """Launches. `stream` and `workspace` as in ``plan.run``, but nothing is ordered: all operands must
+        be ready in the order of the stream."""
+        cdef uintptr_t handle = 0
+        cdef Workspace space
+        cdef baracuda_status status
+        cdef list keep = None
+        if stream is not None:
+            handle = stream_handle(stream)
+        elif self.plan._device.device_type == kDLCUDA:
+            handle = producer_stream(self._first_output, self.plan._device)
+        if workspace is None and self.plan._workspace_size == 0:
+            space.data = NULL
+            space.size = 0
+            space.owned = False
+        else:
+            keep = []
+            take_workspace(self.plan, workspace, handle, keep, &space)
+        with nogil:
+            status = baracuda_bound_run(self._bound, space.data, space.size, <void *>handle)
+            if space.owned:
+                baracuda_free(self.plan._device, space.data, <void *>handle)
+        check(status)
+
+
+cdef extern from "runtime/bare_launch.h" nogil:
+    baracuda_status baracuda_bare_launch(const baracuda_bound *bound, void *workspace, size_t workspace_size,
+                                         int32_t count, void *stream, double *nanoseconds)
+
+
+def _bare_launch_ns(BoundPlan bound, int count, stream=None):
+    """Nanoseconds of one bare cudaLaunchKernel of what `bound` launches; the yardstick of the benchmarks."""
+    cdef Workspace space
+    cdef double nanoseconds = 0
+    cdef baracuda_status status
+    cdef uintptr_t handle = 0 if stream is None else stream_handle(stream)
+    cdef list keep = []
+    take_workspace(bound.plan, None, handle, keep, &space)
+    with nogil:
+        status = baracuda_bare_launch(bound._bound, space.data, space.size, count, <void *>handle, &nanoseconds)
+        if space.owned:
+            baracuda_free(bound.plan._device, space.data, <void *>handle)
+    check(status)
+    return nanoseconds

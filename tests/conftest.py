@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a machine can run is collected; what it can't is counted and reported, never skipped.
+
+A test that needs something says so: by the parameter ``device`` (every test that takes it runs on
+each of "cpu" and "cuda"), or by ``@pytest.mark.requires("torch", ...)`` with names of
+``support.REQUIREMENTS``. The summary tells how many cases were not run, and why.
+
+    --require NAME     the session fails at once where NAME can't be had (repeatable)
+    --require-gpu      the same for a GPU, and a skipped CUDA case counts as failed
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+
+import hypothesis
+import pytest
+import support
+
+DEVICES = ("cpu", "cuda")
+
+for name, examples in {"quick": 15, "default": 60, "ci": 60, "thorough": 2000}.items():
+    hypothesis.settings.register_profile(
+        name,
+        max_examples=examples,
+        deadline=None,
+        print_blob=True,
+        # The same examples in every run of continuous integration; elsewhere always new ones.
+        derandomize=name == "ci",
+        suppress_health_check=[hypothesis.HealthCheck.too_slow],
+    )
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+NOT_RUN = pytest.StashKey[Counter[str]]()
+PASSED = pytest.StashKey[bool]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("baracuda")
+    group.addoption(
+        "--require", action="append", default=[], metavar="NAME", choices=sorted(support.REQUIREMENTS),
+        help="fail where NAME can't be had: " + ", ".join(sorted(support.REQUIREMENTS)),
+    )  # fmt: skip
+    group.addoption(
+        "--require-gpu", action="store_true", help="fail where there is no GPU, or a CUDA case is skipped"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "requires(*names): what a test needs, of support.REQUIREMENTS")
+    config.addinivalue_line(
+        "markers",
+        "sanitizer: small shapes that reach each kernel template with one float and one 16-bit dtype, "
+        "for runs under compute-sanitizer",
+    )
+    config.stash[NOT_RUN] = Counter()
+    required = list(config.getoption("--require"))
+    if config.getoption("--require-gpu"):
+        required.append("gpu")
+    for name in required:
+        reason = support.missing(name)
+        if reason is not None:
+            raise pytest.UsageError(f"{name} is required, but {reason}")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "device" not in metafunc.fixturenames:
+        return
+    for mark in metafunc.definition.iter_markers("parametrize"):
+        names = mark.args[0]
+        if "device" in (names.replace(" ", "").split(",") if isinstance(names, str) else names):
+            return
+    metafunc.parametrize("device", DEVICES)
+
+
+def needs(item: pytest.Item) -> list[str]:
+    """The names of what a case needs; a GPU first, so that its reason is the one that is told."""
+    names = [str(name) for mark in item.iter_markers("requires") for name in mark.args]
+    parameters = getattr(getattr(item, "callspec", None), "params", {})
+    if str(parameters.get("device", "")).startswith("cuda"):
+        names.insert(0, "gpu")
+    return names
+
+
+# Last, so that what -k and -m leave out isn't counted.
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    not_run = []
+    run = []
+    for item in items:
+        reason = next(
+            (f"{name}: {why}" for name in needs(item) if (why := support.missing(name)) is not None), None
+        )
+        if reason is None:
+            run.append(item)
+        else:
+            not_run.append(item)
+            config.stash[NOT_RUN][reason] += 1
+    if not_run:
+        config.hook.pytest_deselected(items=not_run)
+        items[:] = run
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]):
+    report = yield
+    if report.when == "call":
+        item.stash[PASSED] = report.passed
+    if report.skipped and not hasattr(report, "wasxfail") and item.config.getoption("--require-gpu"):
+        if {"gpu", "gpus"}.intersection(needs(item)):
+            report.outcome = "failed"
+            report.longrepr = f"skipped, although --require-gpu was given: {report.longrepr}"
+    return report
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    write = terminalreporter.write_line
+    terminalreporter.section("what this machine could run")
+    write("devices: " + ", ".join(support.device_lines()))
+    write("second witnesses: " + ", ".join(support.witness_lines()))
+    for reason, count in sorted(config.stash[NOT_RUN].items()):
+        kind = " CUDA" if reason.startswith("gpu") else ""
+        write(
+            f"not run: {count}{kind} {'case' if count == 1 else 'cases'} ({reason.partition(': ')[2]})",
+            yellow=True,
+        )
+
+
+@pytest.fixture
+def backend(device: str) -> support.Backend:
+    """How a test puts arrays on its device and reads them back."""
+    return support.Backend(device)
+
+
+@pytest.fixture(autouse=True)
+def _no_leaked_exports(request: pytest.FixtureRequest):
+    """What a test exported through ``StridedView`` is deleted when it ends."""
+    yield
+    # The traceback of a failure keeps its exports.
+    if request.node.stash.get(PASSED, False):
+        assert support.live_exports() == 0
