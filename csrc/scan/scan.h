@@ -96,7 +96,7 @@ struct MarkSource {
 // it, and the last one in none.
 template <class T, class From>
 BARACUDA_HD inline bool is_mark(const MarkSource &source, int64_t place, const From &from) {
-  const int64_t length = source.from.shape[source.axis];
+  const int64_t length = source.from.shape.extent[source.axis];
   const int64_t onward = source.reverse ? -1 : 1;
   const bool first = place == (source.reverse ? length - 1 : 0);
   const bool last = place == (source.reverse ? 0 : length - 1);

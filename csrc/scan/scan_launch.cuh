@@ -10,6 +10,11 @@
 namespace baracuda::scan {
 
 constexpr int kRowItems = 16;
+// From this many rows on, a block for each row fills the card.
+constexpr int64_t kRowsThatFill = 1024;
+// With fewer columns than this, tiles of columns leave the card idle while carries pass along the
+// axis, and strided rows are better.
+constexpr int64_t kColumnsThatPay = 512;
 
 template <class Op>
 struct LongChoice {
@@ -124,6 +129,21 @@ void launch_long(const Op &op, const Geometry &g, std::byte *base, Stream stream
   launch(kernel, {blocks, kLongThreads, bytes}, stream, op, g, accesses_of<Op>(g, 0), workspace.tiles);
 }
 
+// One slot for each column's carry, zeroed by one memset.
+template <class Op>
+struct ColumnWorkspace {
+  uint32_t *ticket = nullptr;
+  uint64_t *carries = nullptr;
+  size_t bytes = 0;
+
+  ColumnWorkspace(const Geometry &g, std::byte *base) {
+    Workspace workspace(base);
+    ticket = workspace.take<uint32_t>(1);
+    carries = workspace.take<uint64_t>(g.rows * Words<typename Op::Value>::count);
+    bytes = workspace.size();
+  }
+};
+
 template <class Op, int kLines = 0>
 void launch_columns(const Op &op, const Geometry &g, std::byte *base, Stream stream) {
   using Shape = ColumnShape<Op, kLines>;
@@ -143,10 +163,10 @@ void launch_columns(const Op &op, const Geometry &g, std::byte *base, Stream str
   tiles.across = uint32_t(ceil_div(g.rows, Shape::kTileColumns));
   tiles.down = uint32_t(ceil_div(g.length, Shape::kTileLines));
   if (tiles.down > 1) {
-    Workspace workspace(base);
-    tiles.ticket = workspace.take<uint32_t>(1);
-    tiles.carries = workspace.take<uint64_t>(g.rows * Words<typename Op::Value>::count);
-    check_cuda(cudaMemsetAsync(base, 0, workspace.size(), static_cast<cudaStream_t>(stream)), "cudaMemsetAsync");
+    const ColumnWorkspace<Op> workspace(g, base);
+    tiles.ticket = workspace.ticket;
+    tiles.carries = workspace.carries;
+    check_cuda(cudaMemsetAsync(base, 0, workspace.bytes, static_cast<cudaStream_t>(stream)), "cudaMemsetAsync");
   }
   const auto kernel = scan_columns<Op, kLines>;
   const size_t bytes = sizeof(typename Shape::Shared);
