@@ -17,6 +17,7 @@ __all__ = ["Array", "Call", "Calls", "Case", "Contender", "Contenders", "HostTim
 
 Call = Callable[[], object]
 
+
 @dataclass
 class HostTimed:
     """Calls that can't be put on the lab's stream: timed by the host's clock up to the end of `wait`."""
@@ -195,8 +196,10 @@ class Lab(ABC):
             try:
                 with self.on_stream(name.partition(" ")[0]):
                     calls = make()
-                host = isinstance(calls, HostTimed)
-                peer = Contender(name, calls.calls if host else calls, calls.wait if host else None)
+                if isinstance(calls, HostTimed):
+                    peer = Contender(name, calls.calls, calls.wait)
+                else:
+                    peer = Contender(name, calls)
                 self.prepare(peer)
             except Exception as error:  # noqa: BLE001  a peer that can't is a result, not the end of the run
                 errors[name] = {"error": f"{type(error).__name__}: {str(error).splitlines()[0]}"}

@@ -53,6 +53,7 @@ class Peers:
         if name == "jax":
             # It takes three quarters of the GPU's memory otherwise.
             os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+        module: Any = None
         try:
             module = importlib.import_module(name)
             reason = self._unusable(name, module) if self._cuda else None

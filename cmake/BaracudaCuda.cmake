@@ -57,9 +57,12 @@ if(wanted STREQUAL "AUTO" OR wanted)
     if(NOT nvcc)
       baracuda_find_wheel_nvcc(nvcc)
       if(NOT nvcc)
-        message(FATAL_ERROR "baracuda: CUDA is wanted, and there is no nvcc in CUDACXX, CUDA_HOME, PATH, "
-                            "/usr/local/cuda or among the Python packages. A build with pip fetches NVIDIA's "
-                            "compiler wheels; set BARACUDA_CUDA=OFF to build for the CPU alone.")
+        message(
+          FATAL_ERROR
+          "baracuda: CUDA is wanted, and there is no nvcc in CUDACXX, CUDA_HOME, PATH, "
+          "/usr/local/cuda or among the Python packages. A build with pip fetches NVIDIA's "
+          "compiler wheels; set BARACUDA_CUDA=OFF to build for the CPU alone."
+        )
       endif()
       # The wheels have lib and no lib64, which is where nvcc looks.
       cmake_path(GET nvcc PARENT_PATH bin)
@@ -92,9 +95,18 @@ set(CMAKE_CUDA_RUNTIME_LIBRARY None)
 cmake_path(GET CMAKE_CUDA_COMPILER PARENT_PATH bin)
 cmake_path(GET bin PARENT_PATH root)
 find_library(
-  BARACUDA_CUDART_STATIC cudart_static
-  PATHS ${CMAKE_CUDA_IMPLICIT_LINK_DIRECTORIES} ${CMAKE_CUDA_HOST_IMPLICIT_LINK_DIRECTORIES} "${root}/lib64" "${root}/lib"
-  NO_DEFAULT_PATH REQUIRED
+  BARACUDA_CUDART_STATIC
+  cudart_static
+  PATHS
+    ${CMAKE_CUDA_IMPLICIT_LINK_DIRECTORIES}
+    ${CMAKE_CUDA_HOST_IMPLICIT_LINK_DIRECTORIES}
+    "${root}/lib64"
+    "${root}/lib"
+  NO_DEFAULT_PATH
+  REQUIRED
 )
-message(STATUS "baracuda: built with CUDA, architectures ${CMAKE_CUDA_ARCHITECTURES}, "
-               "nvcc ${CMAKE_CUDA_COMPILER_VERSION} (${CMAKE_CUDA_COMPILER})")
+message(
+  STATUS
+  "baracuda: built with CUDA, architectures ${CMAKE_CUDA_ARCHITECTURES}, "
+  "nvcc ${CMAKE_CUDA_COMPILER_VERSION} (${CMAKE_CUDA_COMPILER})"
+)

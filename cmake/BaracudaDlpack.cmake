@@ -13,8 +13,11 @@ endif()
 
 find_file(dlpack_header dlpack/dlpack.h PATHS ${candidates} NO_DEFAULT_PATH NO_CACHE)
 if(NOT dlpack_header)
-  message(FATAL_ERROR "baracuda: dlpack/dlpack.h was not found in: ${candidates}. Install the Python package "
-                      "apache-tvm-ffi or DLPack itself, or set BARACUDA_DLPACK_INCLUDE_DIR.")
+  message(
+    FATAL_ERROR
+    "baracuda: dlpack/dlpack.h was not found in: ${candidates}. Install the Python package "
+    "apache-tvm-ffi or DLPack itself, or set BARACUDA_DLPACK_INCLUDE_DIR."
+  )
 endif()
 file(STRINGS "${dlpack_header}" dlpack_version REGEX "^#define DLPACK_(MAJOR|MINOR)_VERSION")
 string(REGEX REPLACE "[^0-9]*([0-9]+)[^0-9]+([0-9]+).*" "\\1.\\2" dlpack_version "${dlpack_version}")

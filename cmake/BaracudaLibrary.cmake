@@ -9,11 +9,7 @@ if(BARACUDA_WITH_CUDA)
 endif()
 add_library(baracuda STATIC ${sources})
 
-target_include_directories(
-  baracuda
-  PUBLIC csrc/include
-  PRIVATE csrc
-)
+target_include_directories(baracuda PUBLIC csrc/include PRIVATE csrc)
 target_include_directories(baracuda SYSTEM PUBLIC "${BARACUDA_DLPACK_DIR}")
 target_compile_definitions(
   baracuda
@@ -57,10 +53,7 @@ install(DIRECTORY csrc/include/baracuda DESTINATION include)
 install(FILES "${BARACUDA_DLPACK_DIR}/dlpack/dlpack.h" LICENSE DESTINATION include/dlpack)
 
 include(CMakePackageConfigHelpers)
-write_basic_package_version_file(
-  "${PROJECT_BINARY_DIR}/baracudaConfigVersion.cmake"
-  COMPATIBILITY SameMinorVersion
-)
+write_basic_package_version_file("${PROJECT_BINARY_DIR}/baracudaConfigVersion.cmake" COMPATIBILITY SameMinorVersion)
 install(
   FILES cmake/baracudaConfig.cmake "${PROJECT_BINARY_DIR}/baracudaConfigVersion.cmake"
   DESTINATION lib/cmake/baracuda

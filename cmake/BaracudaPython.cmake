@@ -8,7 +8,8 @@ function(baracuda_python_package_dirs package out)
         "${Python_EXECUTABLE}" -c
         "import importlib.util, sys; s = importlib.util.find_spec(sys.argv[1]); print(*(s.submodule_search_locations or [] if s else []), sep=';', end='')"
         ${package}
-      OUTPUT_VARIABLE dirs COMMAND_ERROR_IS_FATAL ANY
+      OUTPUT_VARIABLE dirs
+      COMMAND_ERROR_IS_FATAL ANY
     )
   endif()
   set(${out} "${dirs}" PARENT_SCOPE)

@@ -8,8 +8,6 @@ printed.
 import subprocess
 import sys
 
-run = subprocess.run(
-    [sys.executable, "-m", "cython", *sys.argv[1:]], stderr=subprocess.PIPE, text=True, check=False
-)
+run = subprocess.run([sys.executable, "-m", "cython", *sys.argv[1:]], stderr=subprocess.PIPE, text=True, check=False)
 sys.stderr.write(run.stderr)
 sys.exit(run.returncode or ("performance hint" in run.stderr))

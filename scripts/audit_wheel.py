@@ -38,14 +38,14 @@ MEMBERS = [
 STRANGERS = r".*\.(pyx|pxi|c|cpp|cu|cuh|o|pyc)|(?!baracuda[/-]).*"
 
 
-class Failure(Exception):
+class AuditError(Exception):
     pass
 
 
 def output_of(*command: str | Path) -> str:
-    run = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    run = subprocess.run(command, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if run.returncode != 0:
-        raise Failure(f"{' '.join(map(str, command))} exited with {run.returncode}:\n{run.stdout}")
+        raise AuditError(f"{' '.join(map(str, command))} exited with {run.returncode}:\n{run.stdout}")
     return run.stdout
 
 
@@ -62,7 +62,7 @@ def check_members(wheel: Path) -> str:
     missing = [m for m in MEMBERS if not any(re.fullmatch(m, name) for name in names)]
     strangers = [name for name in names if re.fullmatch(STRANGERS, name)]
     if missing or strangers:
-        raise Failure(f"missing: {missing}; not to be there: {strangers}")
+        raise AuditError(f"missing: {missing}; not to be there: {strangers}")
     return f"{len(names)} members, the {len(MEMBERS)} required ones among them"
 
 
@@ -72,7 +72,7 @@ def check_size(wheel: Path) -> str:
     largest = "\n".join(f"{m.compress_size:>10} {m.file_size:>10} {m.filename}" for m in members[:10])
     report = f"{size} of at most {SIZE_CAP} bytes; the largest members, packed and unpacked:\n{largest}"
     if size > SIZE_CAP:
-        raise Failure(report)
+        raise AuditError(report)
     return report
 
 
@@ -84,9 +84,9 @@ def check_symbols(wheel: Path) -> str:
         dynamic = output_of("readelf", "-d", extension)
     needed = set(re.findall(r"\(NEEDED\).*\[(.+)\]", dynamic))
     if exports != EXPORTS:
-        raise Failure(f"exports {sorted(exports)}, expected {sorted(EXPORTS)}")
+        raise AuditError(f"exports {sorted(exports)}, expected {sorted(EXPORTS)}")
     if not needed or needed - NEEDED:
-        raise Failure(f"needs {sorted(needed)}, expected no more than {sorted(NEEDED)}")
+        raise AuditError(f"needs {sorted(needed)}, expected no more than {sorted(NEEDED)}")
     return f"exports {', '.join(exports)}; needs {', '.join(sorted(needed))}"
 
 
@@ -94,17 +94,17 @@ def check_stable_abi(wheel: Path) -> str:
     extension = extension_of(wheel)
     if "-abi3-" not in wheel.name:
         if ".abi3." in extension:
-            raise Failure(f"{extension} in a wheel that isn't tagged abi3")
+            raise AuditError(f"{extension} in a wheel that isn't tagged abi3")
         return "not claimed"
     if ".abi3." not in extension:
-        raise Failure(f"{extension} in a wheel that is tagged abi3")
+        raise AuditError(f"{extension} in a wheel that is tagged abi3")
     return tool("abi3audit", "--strict", "--report", wheel).strip()
 
 
 def check_platform(wheel: Path) -> str:
     report = " ".join(tool("auditwheel", "show", wheel).split())
     if not re.search(r'platform tag: "manylinux_\d+_\d+_', report):
-        raise Failure(f"is no manylinux wheel: {report}")
+        raise AuditError(f"is no manylinux wheel: {report}")
     return report
 
 
@@ -112,7 +112,7 @@ def extension_of(wheel: Path) -> str:
     names = zipfile.ZipFile(wheel).namelist()
     extensions = [name for name in names if re.search(r"\.so(\.|$)", name)]
     if len(extensions) != 1 or not re.match(r"baracuda/_core\.", extensions[0]):
-        raise Failure(f"expected one extension module baracuda/_core, got {extensions}")
+        raise AuditError(f"expected one extension module baracuda/_core, got {extensions}")
     return extensions[0]
 
 
@@ -138,7 +138,7 @@ def main() -> None:
         name = check.__name__.removeprefix("check_").replace("_", " ")
         try:
             print(f"{name}: ok: {check(wheels[0])}")
-        except Failure as failure:
+        except AuditError as failure:
             failures += 1
             print(f"{name}: FAILED: {failure}")
     if failures:

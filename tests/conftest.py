@@ -107,10 +107,10 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]):
     report = yield
     if report.when == "call":
         item.stash[PASSED] = report.passed
-    if report.skipped and not hasattr(report, "wasxfail") and item.config.getoption("--require-gpu"):
-        if {"gpu", "gpus"}.intersection(needs(item)):
-            report.outcome = "failed"
-            report.longrepr = f"skipped, although --require-gpu was given: {report.longrepr}"
+    skipped = report.skipped and not hasattr(report, "wasxfail")
+    if skipped and item.config.getoption("--require-gpu") and {"gpu", "gpus"}.intersection(needs(item)):
+        report.outcome = "failed"
+        report.longrepr = f"skipped, although --require-gpu was given: {report.longrepr}"
     return report
 
 

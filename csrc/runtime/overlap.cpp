@@ -16,7 +16,11 @@ struct Term {
 };
 
 constexpr int kMaxTerms = 2 * kMaxRank + 2;
-constexpr int64_t kWorkBound = 1 << 14;
+constexpr int64_t kWorkBound = 1 << 16;
+// Two slices of one array leave the same few remainders for its inner axes, whatever the outer ones
+// are. The latest that had no solution are kept, so that the work is a sum over the axes rather
+// than a product.
+constexpr int kRemembered = 512;
 
 using Wide = __int128;
 
@@ -53,6 +57,7 @@ class Equation {
       gcd_[i] = common;
     }
     work_ = 0;
+    if (count_ > 2) std::fill(failed_, failed_ + kRemembered, Failed{});
     return solve(count_ - 1, target);
   }
 
@@ -83,6 +88,8 @@ class Equation {
     if (last < 0 || target > reach_[last] || target % gcd_[last] != 0) return Overlap::none;
     if (last == 0) return Overlap::some;
     if (last == 1) return solve_two(target);
+    Failed &failed = failed_[uint64_t(target * kMaxTerms + last) * 0x9e3779b97f4a7c15u >> 55];
+    if (failed.last == last && failed.target == target) return Overlap::none;
     const Term &term = terms_[last];
     const int64_t low = std::max<int64_t>(0, ceil_div(target - reach_[last - 1], term.coefficient));
     const int64_t high = std::min<int64_t>(term.bound, floor_div(target, term.coefficient));
@@ -91,6 +98,7 @@ class Equation {
       const Overlap found = solve(last - 1, target - Wide(x) * term.coefficient);
       if (found != Overlap::none) return found;
     }
+    failed = {target, last};
     return Overlap::none;
   }
 
@@ -108,6 +116,12 @@ class Equation {
     return x <= large.bound && Wide(x) * large.coefficient <= target ? Overlap::some : Overlap::none;
   }
 
+  struct Failed {
+    Wide target = 0;
+    int last = 0;  // 0: none, because only longer sums are kept
+  };
+
+  Failed failed_[kRemembered];
   Term terms_[kMaxTerms];
   Wide reach_[kMaxTerms];
   int64_t gcd_[kMaxTerms];

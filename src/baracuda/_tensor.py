@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from baracuda import _core
+from baracuda.dtypes import pack_int4
 
 __all__ = ["asarray", "empty"]
 
@@ -36,7 +37,8 @@ def asarray(array: Any, device: object = "cuda", stream: Any = None) -> _core.Te
     """Copies host data to a new tensor; returns when the copy is done.
 
     Args:
-        array: anything that ``numpy.asarray`` takes, of a dtype that the library knows.
+        array: anything that ``numpy.asarray`` takes, of a dtype that the library knows; int4 and uint4
+            of ml_dtypes are packed.
         device: ``"cuda"``, ``"cuda:N"`` or ``"cpu"``.
         stream: the stream in whose order it is copied; None is the legacy default stream.
 
@@ -45,6 +47,8 @@ def asarray(array: Any, device: object = "cuda", stream: Any = None) -> _core.Te
     [0.0, 1.0, 2.0]
     """
     host = np.ascontiguousarray(array).reshape(np.shape(array))
+    if not host.dtype.isnative:
+        host = host.astype(host.dtype.newbyteorder("="))
     tensor = _core.empty(host.shape, host.dtype, device, stream)
-    _core.upload(tensor, host)
+    _core.upload(tensor, pack_int4(host) if tensor.dtype in ("int4", "uint4") else host)
     return tensor

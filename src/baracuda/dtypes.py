@@ -48,6 +48,9 @@ def canonical(dtype: Any, where: str = "dtype") -> str:
     """
     if isinstance(dtype, str) and dtype in DTYPES:
         return dtype
+    if dtype is None:
+        # NumPy reads None as float64.
+        raise InvalidProblemError(f"{where}: expected a dtype, got None")
     name = str(dtype)
     if name.startswith("torch."):
         name = name.removeprefix("torch.")

@@ -6,6 +6,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from types import EllipsisType
 from typing import Any, ClassVar, Literal, TypeVar
 
@@ -128,10 +129,11 @@ def _ranges(ranges: Any, shape: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
     if isinstance(ranges, (slice, EllipsisType)):
         ranges = (ranges,)
     entries = list(ranges)
-    if len(entries) == 2 and not any(isinstance(entry, (slice, EllipsisType, Sequence)) for entry in entries):
+    if len(entries) == 2 and all(isinstance(entry, Integral) for entry in entries):
         entries = [tuple(entries)]
-    if Ellipsis in entries:
-        place = entries.index(Ellipsis)
+    # By identity: an entry may be an array, which compares element by element.
+    place = next((place for place, entry in enumerate(entries) if entry is Ellipsis), None)
+    if place is not None:
         entries[place : place + 1] = [slice(None)] * (len(shape) - len(entries) + 1)
     entries += [slice(None)] * (len(shape) - len(entries))
     if len(entries) != len(shape):

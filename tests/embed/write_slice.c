@@ -8,13 +8,12 @@
 
 static int failures = 0;
 
-#define CHECK(condition)                                                                        \
-  do {                                                                                          \
-    if (!(condition)) {                                                                         \
-      fprintf(stderr, "%s:%d: not so: %s (%s)\n", __FILE__, __LINE__, #condition,               \
-              baracuda_last_error_message());                                                   \
-      ++failures;                                                                               \
-    }                                                                                           \
+#define CHECK(condition)                                                                                          \
+  do {                                                                                                            \
+    if (!(condition)) {                                                                                           \
+      fprintf(stderr, "%s:%d: not so: %s (%s)\n", __FILE__, __LINE__, #condition, baracuda_last_error_message()); \
+      ++failures;                                                                                                 \
+    }                                                                                                             \
   } while (0)
 
 int main(void) {

@@ -36,9 +36,9 @@ def element_cells(bits: int) -> int:
 def view(
     cells: np.ndarray, shape: tuple[int, ...], strides: tuple[int, ...], offset: int, width: int
 ) -> np.ndarray:
-    """Elements of `width` cells at `offset` and `strides`, counted in elements from the first cell."""
+    """Elements of `width` cells: the first at cell `offset`, the others at `strides`, in elements."""
     steps = (*(stride * width for stride in strides), 1)
-    return as_strided(cells[offset * width :], (*shape, width), steps)
+    return as_strided(cells[offset:], (*shape, width), steps)
 
 
 def write_slice(dest: np.ndarray, source: np.ndarray, ranges: tuple[tuple[int, int], ...]) -> None:

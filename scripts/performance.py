@@ -1,0 +1,322 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Makes docs/performance.md and its plots from the results under benchmarks/results.
+
+    scripts/performance.py            write them
+    scripts/performance.py --check    fail if the committed ones are not what would be written
+
+It needs only Python, and the same results give the same bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import html
+import json
+import re
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+DOCS = ROOT / "docs"
+PAGE = DOCS / "performance.md"
+PLOTS = DOCS / "performance"
+
+INTRODUCTION = """\
+<!-- Made by scripts/performance.py from benchmarks/results. Change those and run it again. -->
+
+# Performance
+
+The library against other libraries, and against a copy of the same number of bytes.
+
+Everything in a row was timed in the same run, in turns: the library, each peer, and the copy. A **ratio** is
+the fastest peer's time over ours. **% of copy** is our rate over the rate of a device-to-device copy that moves
+as many bytes (its size rounded to a multiple of 2 MiB); bytes count the fewest reads and writes that the
+operation can do with, so 100 is as fast as memory goes. Times are medians, in microseconds.
+
+Buffers rotate, so that no call finds its data in the L2 cache. Operations under 100 µs are timed by replaying a
+CUDA graph of many calls, longer ones by events around each. JAX can't be captured from outside and is timed by
+the host's clock over many calls. [benchmarks/README.md](../benchmarks/README.md) has the details, and how to run
+this on your card:
+
+```
+python -m benchmarks FAMILY --save && scripts/performance.py
+```
+"""
+
+NOTHING = "\nNo results have been committed yet.\n"
+
+#: What the rows of a family are.
+NOTES = {
+    "layout": """\
+*block* writes a square block into a square of twice its extents, *kv64* writes 64 positions into a key/value
+cache, *whole* and *chunk* write contiguous memory, *transposed* reads a transposed source, and *channels_last*
+writes a row-major source into a tensor that is stored with its channels last. int4 is packed; no peer has it.
+""",
+    "overhead": """\
+What a call costs the host, in µs. *Bare* is `cudaLaunchKernel` of the same kernel with the same arguments, from
+a loop in C in the same run; `run` checks the operands at every call, a bound plan has checked them before, and
+the function form also finds the plan. Peers write the same slice: *torch view* into a view made beforehand,
+*torch* slicing at every call.
+""",
+}
+
+#: More bars than this make several plots, one for each dtype.
+MOST_BARS = 40
+
+
+@dataclass(frozen=True)
+class Family:
+    """The results of one family on one card."""
+
+    card: str
+    name: str
+    meta: dict[str, Any]
+    rows: list[dict[str, Any]]
+
+
+def load() -> list[Family]:
+    """All results, by card and family."""
+    families = []
+    for file in sorted(RESULTS.glob("*/*.json")):
+        results = json.loads(file.read_text(encoding="utf-8"))
+        families.append(Family(file.parent.name, file.stem, results["meta"], results["rows"]))
+    return families
+
+
+def outputs(families: Sequence[Family]) -> dict[Path, str]:
+    """Every file of the page, with its text."""
+    files: dict[Path, str] = {}
+    text = [INTRODUCTION]
+    card = ""
+    for family in families:
+        if family.card != card:
+            card = family.card
+            text.append(f"\n## {family.meta['card']}\n")
+        text.append(f"\n### {family.name}\n")
+        text.append("\n" + provenance(family.meta) + "\n")
+        if family.name in NOTES:
+            text.append("\n" + NOTES[family.name])
+        for suffix, rows in parts(family):
+            path = PLOTS / f"{card}-{family.name}{suffix}.svg"
+            files[path] = plot_overhead(rows) if family.name == "overhead" else plot_bandwidth(rows)
+            label = f"{family.name}{suffix.replace('-', ' ')} on {family.meta['card']}"
+            text.append(f"\n![{label}]({path.relative_to(DOCS).as_posix()})\n")
+        text.append("\n" + (overhead_table if family.name == "overhead" else bandwidth_table)(family.rows))
+    if not families:
+        text.append(NOTHING)
+    return {PAGE: "".join(text), **files}
+
+
+def parts(family: Family) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """The rows of each plot, with what its name ends in."""
+    if len(family.rows) <= MOST_BARS:
+        yield "", family.rows
+        return
+    for dtype in dict.fromkeys(row["dtype"] for row in family.rows):
+        yield f"-{dtype}", [row for row in family.rows if row["dtype"] == dtype]
+
+
+def provenance(meta: dict[str, Any]) -> str:
+    """A paragraph: what was measured, when, and with what."""
+    versions = meta["versions"]
+    names = {"torch": "PyTorch", "cupy": "CuPy", "jax": "JAX", "numpy": "NumPy", "python": "Python"}
+    listed = [
+        f"{names.get(name, name)} {version}"
+        for name, version in sorted(versions.items())
+        if name not in ("baracuda", "ml_dtypes", "cuda-bindings")
+    ]
+    commit = str(meta["commit"])[:12] if meta["commit"] else "unknown"
+    changed = ", with changes that were not committed" if meta.get("modified") else ""
+    if meta["driver"] is not None:
+        listed = [f"driver {meta['driver']}", f"CUDA {meta['cuda']}", *listed]
+    sentences = [
+        f"baracuda {versions.get('baracuda', '?')} at `{commit}`{changed}, {meta['date']}.",
+        f"With {', '.join(listed)}.",
+    ]
+    for name, reason in meta.get("missing_peers", {}).items():
+        sentences.append(f"Without {names.get(name, name)} ({reason}).")
+    return " ".join(sentences)
+
+
+def number(value: float | None, digits: int = 1) -> str:
+    """With thousands separated; an absent one as a dash."""
+    return "–" if value is None else f"{value:,.{digits}f}"
+
+
+def microseconds(value: float | None) -> str:
+    """With three significant digits or so."""
+    return number(value, 0 if value is not None and value >= 1000 else 1 if value is not None and value >= 10 else 2)
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], texts: int) -> str:
+    """In Markdown; the first `texts` columns are aligned to the left."""
+    rule = ["---" if column < texts else "---:" for column in range(len(head))]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in (head, rule, *rows))
+
+
+def bandwidth_table(rows: Sequence[dict[str, Any]]) -> str:
+    """Of operations that are judged by the bytes they move."""
+    head = ["operation", "shape", "", "dtype", "µs", "peer", "µs", "ratio", "GB/s", "% of copy"]
+    body = [
+        [
+            row["op"],
+            row["shape"],
+            row["note"],
+            row["dtype"],
+            microseconds(row["ours_us"]),
+            row["peer"] or "–",
+            microseconds(row["peer_us"]),
+            f"{number(row['ratio'], 2)}×" if row["ratio"] is not None else "–",
+            number(row["gbs"], 0),
+            number(row["percent_of_copy"], 0),
+        ]
+        for row in rows
+    ]
+    return table(head, body, 4)
+
+
+def overhead_table(rows: Sequence[dict[str, Any]]) -> str:
+    """Of the host's time."""
+    head = ["call", "operands", "µs", "bare", "over it", "peer", "µs", "ratio"]
+    body = [
+        [
+            row["op"].removeprefix("overhead "),
+            row["note"],
+            number(row["ours_us"], 2),
+            number(row.get("bare_us"), 2),
+            number(row.get("over_bare_us"), 2),
+            row["peer"] or "–",
+            number(row["peer_us"], 2),
+            f"{number(row['ratio'], 1)}×" if row["ratio"] is not None else "–",
+        ]
+        for row in rows
+    ]
+    return table(head, body, 2)
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A group of bars: a label, and for each series its value and the text at its end."""
+
+    label: str
+    values: tuple[float | None, ...]
+    texts: tuple[str, ...]
+
+
+def plot_bandwidth(rows: Sequence[dict[str, Any]]) -> str:
+    """Percent of the copy, ours and the fastest peer's."""
+    bars = []
+    for row in rows:
+        ours = row["percent_of_copy"]
+        theirs = None if row["ratio"] is None else ours / row["ratio"]
+        name = " ".join(part for part in (row["op"], row["shape"], row["note"], row["dtype"]) if part)
+        peer = "" if theirs is None else f"{theirs:.0f}  {row['peer']}"
+        bars.append(Bar(name, (ours, theirs), (f"{ours:.0f}", peer)))
+    return chart("% of a copy of the same bytes: more is faster", bars, ("baracuda", "fastest peer"), mark=100)
+
+
+def plot_overhead(rows: Sequence[dict[str, Any]]) -> str:
+    """Microseconds of host time."""
+    bars = []
+    for row in rows:
+        bare, peer = row.get("bare_us"), row["peer_us"]
+        bars.append(
+            Bar(
+                f"{row['op'].removeprefix('overhead ')}, {row['note']}",
+                (row["ours_us"], bare, peer),
+                (
+                    f"{row['ours_us']:.2f}",
+                    "" if bare is None else f"{bare:.2f}",
+                    "" if peer is None else f"{peer:.2f}  {row['peer']}",
+                ),
+            )
+        )
+    return chart("µs of host time a call: less is faster", bars, ("baracuda", "bare launch", "fastest peer"))
+
+
+COLOURS = {"baracuda": "#0f766e", "bare launch": "#d97706", "fastest peer": "#9ca3af"}
+#: In pixels. Text is measured by its count of characters, so that no font is needed to draw.
+THICKNESS, GAP, GLYPH, PLOT_WIDTH, END = 11, 9, 6.2, 420, 110
+
+
+def chart(title: str, bars: Sequence[Bar], series: Sequence[str], mark: float | None = None) -> str:
+    """Horizontal bars as SVG. `mark` draws a line that they are judged by."""
+    left = 20 + max(len(bar.label) for bar in bars) * GLYPH
+    top = 62
+    height_of = [THICKNESS * sum(value is not None for value in bar.values) + GAP for bar in bars]
+    width, height = left + PLOT_WIDTH + END, top + sum(height_of) + 12
+    largest = max(value for bar in bars for value in bar.values if value is not None)
+    scale = PLOT_WIDTH / max(largest, mark or 0)
+    size = f'width="{width:.0f}" height="{height}"'
+    style = 'font-family="system-ui, sans-serif" font-size="11" fill="#111827"'
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} viewBox="0 0 {width:.0f} {height}" {style}>',
+        f"<title>{html.escape(title)}</title>",
+        f'<rect {size} fill="#ffffff"/>',
+        f'<text x="12" y="22" font-size="13" font-weight="600">{html.escape(title)}</text>',
+    ]
+    x = 12.0
+    for name in series:
+        lines.append(f'<rect x="{x:.1f}" y="34" width="11" height="11" fill="{COLOURS[name]}"/>')
+        lines.append(f'<text x="{x + 16:.1f}" y="43">{html.escape(name)}</text>')
+        x += 36 + len(name) * GLYPH
+    if mark is not None:
+        x = left + mark * scale
+        lines.append(f'<path d="M{x:.1f} {top - 6}V{height - 8}" stroke="#6b7280" stroke-dasharray="3 3"/>')
+    y = top
+    for bar, used in zip(bars, height_of, strict=True):
+        middle = y + (used - GAP) / 2 + 4
+        lines.append(f'<text x="{left - 8:.1f}" y="{middle:.1f}" text-anchor="end">{html.escape(bar.label)}</text>')
+        at = y
+        for value, text, name in zip(bar.values, bar.texts, series, strict=True):
+            if value is None:
+                continue
+            length = value * scale
+            lines.append(
+                f'<rect x="{left:.1f}" y="{at}" width="{length:.1f}" height="{THICKNESS - 1}" fill="{COLOURS[name]}"/>'
+            )
+            end = f'<text x="{left + length + 5:.1f}" y="{at + 9}" font-size="10" fill="#374151">'
+            lines.append(f"{end}{html.escape(text)}</text>")
+            at += THICKNESS
+        y += used
+    return "\n".join([*lines, "</svg>"]) + "\n"
+
+
+def stale(files: dict[Path, str]) -> list[str]:
+    """What the committed files lack, or have too much."""
+    wrong = [path for path, text in files.items() if not path.is_file() or path.read_text(encoding="utf-8") != text]
+    wrong += [path for path in PLOTS.glob("*.svg") if path not in files]
+    return sorted(path.relative_to(ROOT).as_posix() for path in wrong)
+
+
+def write(files: dict[Path, str]) -> None:
+    """Puts the files there and removes the plots that are no longer made."""
+    for path in PLOTS.glob("*.svg"):
+        if path not in files:
+            path.unlink()
+    for path, text in files.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Writes or checks."""
+    parser = argparse.ArgumentParser(description=re.split(r"\n\s*\n", __doc__ or "")[0])
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if the files are stale")
+    options = parser.parse_args(argv)
+    files = outputs(load())
+    if not options.check:
+        write(files)
+        return 0
+    for path in stale(files):
+        print(f"{path} is stale: run scripts/performance.py", file=sys.stderr)
+    return 1 if stale(files) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
