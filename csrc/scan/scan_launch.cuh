@@ -85,8 +85,7 @@ void launch_rows(const Op &op, const Geometry &g, Stream stream) {
   const int64_t blocks = std::min<int64_t>(ceil_div(g.rows, block_warps / warps), INT32_MAX);
   const size_t bytes = size_t(block_warps) * RowsShape<Op, kItems>::kSlots;
   const auto kernel = scan_rows<Op, kItems>;
-  if (bytes > 48 * 1024)
-    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(bytes)), "cudaFuncSetAttribute");
+  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(bytes)), "cudaFuncSetAttribute");
   launch(kernel, {blocks, block_warps * kWarp, bytes}, stream, op, g, accesses_of<Op>(g, 0), warps);
 }
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 
 from baracuda import _core
 from baracuda._base import Descriptor, Plan, cached_plan
-from baracuda._like import empty_like_of
+from baracuda._outputs import new_output, returned
 from baracuda.dtypes import canonical
 from baracuda.errors import InvalidProblemError
 from baracuda.plan import PlanPreference
@@ -206,18 +206,13 @@ def _scan(
         index_dtype=None if index_dtype is None else canonical(index_dtype, f"{kind}: index_dtype"),
         **fields,
     )
-    y = empty_like_of(x, shape, plan.operands[1].dtype, device, stream) if out is None else out
+    y = new_output(x, shape, plan.operands[1].dtype, device, stream) if out is None else out
     if not indices:
-        plan.run(x=x, y=y.operand if out is None else y, stream=stream)
-        return y.result() if out is None else y
-    where = empty_like_of(x, shape, plan.operands[2].dtype, device, stream) if out_indices is None else out_indices
-    plan.run(
-        x=x,
-        y=y.operand if out is None else y,
-        indices=where.operand if out_indices is None else where,
-        stream=stream,
-    )
-    return (y.result() if out is None else y), (where.result() if out_indices is None else where)
+        plan.run(x=x, y=y, stream=stream)
+        return returned(y, x) if out is None else y
+    where = new_output(x, shape, plan.operands[2].dtype, device, stream) if out_indices is None else out_indices
+    plan.run(x=x, y=y, indices=where, stream=stream)
+    return (returned(y, x) if out is None else y), (returned(where, x) if out_indices is None else where)
 
 
 def cumsum(
@@ -410,9 +405,9 @@ def linear_recurrence(
     if out is not None:
         plan.run(a=a, b=b, h=out, stream=stream, **initial)
         return out
-    h = empty_like_of(a, shape, dtype, device, stream)
-    plan.run(a=a, b=b, h=h.operand, stream=stream, **initial)
-    return h.result()
+    h = new_output(a, shape, dtype, device, stream)
+    plan.run(a=a, b=b, h=h, stream=stream, **initial)
+    return returned(h, a)
 
 
 def _gradient(
@@ -423,9 +418,9 @@ def _gradient(
     if out is not None:
         plan.run(dy=dy, dx=out, stream=stream, **inputs)
         return out
-    dx = empty_like_of(dy, shape, dtype, device, stream)
-    plan.run(dy=dy, dx=dx.operand, stream=stream, **inputs)
-    return dx.result()
+    dx = new_output(dy, shape, dtype, device, stream)
+    plan.run(dy=dy, dx=dx, stream=stream, **inputs)
+    return returned(dx, dy)
 
 
 def cumsum_backward(
@@ -617,7 +612,7 @@ def linear_recurrence_backward(
     )  # fmt: skip
     names = ("da", "db") if h0 is None else ("da", "db", "dh0")
     shapes = {operand.name: operand.shape for operand in plan.operands}
-    outputs = {name: empty_like_of(dh, shapes[name], dtype, device, stream) for name in names}
+    outputs = {name: new_output(dh, shapes[name], dtype, device, stream) for name in names}
     inputs = {"dh": dh, "a": a, "h": h} if h0 is None else {"dh": dh, "a": a, "h": h, "h0": h0}
-    plan.run(stream=stream, **inputs, **{name: output.operand for name, output in outputs.items()})
-    return tuple(output.result() for output in outputs.values())
+    plan.run(stream=stream, **inputs, **outputs)
+    return tuple(returned(output, dh) for output in outputs.values())
