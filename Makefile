@@ -89,7 +89,7 @@ dev:
 
 editable: $(VENV)/build-requires
 	$(bin)/python -m pip install --no-build-isolation -e '.[$(extras)]' $(settings) \
-	  -C build-dir=build/dev -C editable.rebuild=true
+	  -C build-dir=build/dev -C editable.rebuild=true -C editable.verbose=false
 
 wheel: $(VENV)/python
 	$(bin)/python -m pip install --quiet build

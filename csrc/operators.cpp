@@ -6,6 +6,7 @@
 #include <iterator>
 
 #include "baracuda/layout.h"
+#include "baracuda/pooling.h"
 #include "baracuda/scan.h"
 
 namespace {
@@ -57,9 +58,119 @@ constexpr baracuda_field kScanBackward[] = {
     {"has_h0", BARACUDA_FIELD_BOOL, offsetof(baracuda_scan_backward_desc, has_h0), nullptr},
 };
 
+constexpr const char *kBounds[] = {"drop", "clamp", nullptr};
+constexpr const char *kGradients[] = {"both", "dest", "source", nullptr};
+
+constexpr baracuda_field kDynamicWriteSlice[] = {
+    {"dest_shape", BARACUDA_FIELD_SHAPE, offsetof(baracuda_dynamic_write_slice_desc, dest_shape), nullptr},
+    {"block_shape", BARACUDA_FIELD_SHAPE, offsetof(baracuda_dynamic_write_slice_desc, block_shape), nullptr},
+    {"dtype", BARACUDA_FIELD_DTYPE, offsetof(baracuda_dynamic_write_slice_desc, dtype), nullptr},
+    {"index_dtype", BARACUDA_FIELD_DTYPE, offsetof(baracuda_dynamic_write_slice_desc, index_dtype), nullptr},
+    {"batched", BARACUDA_FIELD_BOOL, offsetof(baracuda_dynamic_write_slice_desc, batched), nullptr},
+    {"bounds", BARACUDA_FIELD_CHOICE, offsetof(baracuda_dynamic_write_slice_desc, bounds), kBounds},
+    {"advance_axis", BARACUDA_FIELD_INT64, offsetof(baracuda_dynamic_write_slice_desc, advance_axis), nullptr},
+};
+
+using DynamicBackward = baracuda_dynamic_write_slice_backward_desc;
+constexpr baracuda_field kDynamicWriteSliceBackward[] = {
+    {"dest_shape", BARACUDA_FIELD_SHAPE, offsetof(DynamicBackward, dest_shape), nullptr},
+    {"block_shape", BARACUDA_FIELD_SHAPE, offsetof(DynamicBackward, block_shape), nullptr},
+    {"dtype", BARACUDA_FIELD_DTYPE, offsetof(DynamicBackward, dtype), nullptr},
+    {"index_dtype", BARACUDA_FIELD_DTYPE, offsetof(DynamicBackward, index_dtype), nullptr},
+    {"batched", BARACUDA_FIELD_BOOL, offsetof(DynamicBackward, batched), nullptr},
+    {"bounds", BARACUDA_FIELD_CHOICE, offsetof(DynamicBackward, bounds), kBounds},
+    {"gradients", BARACUDA_FIELD_CHOICE, offsetof(DynamicBackward, gradients), kGradients},
+};
+
+// The two descriptors have the same fields.
+template <class Descriptor>
+constexpr baracuda_field kKvCache[] = {
+    {"tokens", BARACUDA_FIELD_INT64, offsetof(Descriptor, tokens), nullptr},
+    {"heads", BARACUDA_FIELD_INT64, offsetof(Descriptor, heads), nullptr},
+    {"dim", BARACUDA_FIELD_INT64, offsetof(Descriptor, dim), nullptr},
+    {"blocks", BARACUDA_FIELD_INT64, offsetof(Descriptor, blocks), nullptr},
+    {"block_size", BARACUDA_FIELD_INT64, offsetof(Descriptor, block_size), nullptr},
+    {"dtype", BARACUDA_FIELD_DTYPE, offsetof(Descriptor, dtype), nullptr},
+    {"cache_dtype", BARACUDA_FIELD_OPTIONAL_DTYPE, offsetof(Descriptor, cache_dtype), nullptr},
+    {"index_dtype", BARACUDA_FIELD_DTYPE, offsetof(Descriptor, index_dtype), nullptr},
+};
+constexpr auto &kKvCacheAppend = kKvCache<baracuda_kv_cache_append_desc>;
+constexpr auto &kKvCacheGather = kKvCache<baracuda_kv_cache_gather_desc>;
+
+constexpr const char *kPlacements[] = {"even", "torch", nullptr};
+constexpr const char *kIndexBases[] = {"tensor", "plane", nullptr};
+
+// Extents of pooling, from the outermost axis on.
+#define BARACUDA_POOL_2D(Desc)                                                        \
+  {"batch", BARACUDA_FIELD_INT64, offsetof(Desc, batch), nullptr},                    \
+      {"channels", BARACUDA_FIELD_INT64, offsetof(Desc, channels), nullptr},          \
+      {"h_in", BARACUDA_FIELD_INT64, offsetof(Desc, h_in), nullptr},                  \
+      {"w_in", BARACUDA_FIELD_INT64, offsetof(Desc, w_in), nullptr},                  \
+      {"window_h", BARACUDA_FIELD_INT64, offsetof(Desc, window_h), nullptr},          \
+      {"window_w", BARACUDA_FIELD_INT64, offsetof(Desc, window_w), nullptr},          \
+      {"h_out", BARACUDA_FIELD_INT64, offsetof(Desc, h_out), nullptr},                \
+      {"w_out", BARACUDA_FIELD_INT64, offsetof(Desc, w_out), nullptr},                \
+      {"dtype", BARACUDA_FIELD_DTYPE, offsetof(Desc, dtype), nullptr},                \
+      {"placement", BARACUDA_FIELD_CHOICE, offsetof(Desc, placement), kPlacements}, { \
+    "index_base", BARACUDA_FIELD_CHOICE, offsetof(Desc, index_base), kIndexBases      \
+  }
+#define BARACUDA_POOL_3D(Desc)                                                 \
+  {"d_in", BARACUDA_FIELD_INT64, offsetof(Desc, d_in), nullptr},               \
+      {"window_d", BARACUDA_FIELD_INT64, offsetof(Desc, window_d), nullptr}, { \
+    "d_out", BARACUDA_FIELD_INT64, offsetof(Desc, d_out), nullptr              \
+  }
+#define BARACUDA_POOL_FORWARD(Desc)                                                             \
+  {"index_dtype", BARACUDA_FIELD_OPTIONAL_DTYPE, offsetof(Desc, index_dtype), nullptr},         \
+      {"samples_dtype", BARACUDA_FIELD_OPTIONAL_DTYPE, offsetof(Desc, samples_dtype), nullptr}, \
+      {"samples", BARACUDA_FIELD_BOOL, offsetof(Desc, samples), nullptr}, {                     \
+    "seed", BARACUDA_FIELD_INT64, offsetof(Desc, seed), nullptr                                 \
+  }
+#define BARACUDA_POOL_BACKWARD(Desc)                                             \
+  {"index_dtype", BARACUDA_FIELD_DTYPE, offsetof(Desc, index_dtype), nullptr}, { \
+    "accumulate", BARACUDA_FIELD_BOOL, offsetof(Desc, accumulate), nullptr       \
+  }
+
+constexpr baracuda_field kFractionalMaxPool2d[] = {BARACUDA_POOL_2D(baracuda_fractional_max_pool2d_desc),
+                                                   BARACUDA_POOL_FORWARD(baracuda_fractional_max_pool2d_desc)};
+constexpr baracuda_field kFractionalMaxPool3d[] = {BARACUDA_POOL_2D(baracuda_fractional_max_pool3d_desc),
+                                                   BARACUDA_POOL_3D(baracuda_fractional_max_pool3d_desc),
+                                                   BARACUDA_POOL_FORWARD(baracuda_fractional_max_pool3d_desc)};
+constexpr baracuda_field kFractionalMaxPool2dBackward[] = {
+    BARACUDA_POOL_2D(baracuda_fractional_max_pool2d_backward_desc),
+    BARACUDA_POOL_BACKWARD(baracuda_fractional_max_pool2d_backward_desc)};
+constexpr baracuda_field kFractionalMaxPool3dBackward[] = {
+    BARACUDA_POOL_2D(baracuda_fractional_max_pool3d_backward_desc),
+    BARACUDA_POOL_3D(baracuda_fractional_max_pool3d_backward_desc),
+    BARACUDA_POOL_BACKWARD(baracuda_fractional_max_pool3d_backward_desc)};
+
 constexpr baracuda_operator kOperators[] = {
     {"write_slice", "WriteSlicePlan", "layout", sizeof(baracuda_write_slice_desc), kWriteSlice, std::size(kWriteSlice),
      create<baracuda_write_slice_desc, baracuda_write_slice_plan_create>},
+    {"dynamic_write_slice", "DynamicWriteSlicePlan", "layout", sizeof(baracuda_dynamic_write_slice_desc),
+     kDynamicWriteSlice, std::size(kDynamicWriteSlice),
+     create<baracuda_dynamic_write_slice_desc, baracuda_dynamic_write_slice_plan_create>},
+    {"dynamic_write_slice_backward", "DynamicWriteSliceBackwardPlan", "layout", sizeof(DynamicBackward),
+     kDynamicWriteSliceBackward, std::size(kDynamicWriteSliceBackward),
+     create<DynamicBackward, baracuda_dynamic_write_slice_backward_plan_create>},
+    {"kv_cache_append", "KvCacheAppendPlan", "layout", sizeof(baracuda_kv_cache_append_desc), kKvCacheAppend,
+     std::size(kKvCacheAppend), create<baracuda_kv_cache_append_desc, baracuda_kv_cache_append_plan_create>},
+    {"kv_cache_gather", "KvCacheGatherPlan", "layout", sizeof(baracuda_kv_cache_gather_desc), kKvCacheGather,
+     std::size(kKvCacheGather), create<baracuda_kv_cache_gather_desc, baracuda_kv_cache_gather_plan_create>},
+
+    {"fractional_max_pool2d", "FractionalMaxPool2dPlan", "pooling", sizeof(baracuda_fractional_max_pool2d_desc),
+     kFractionalMaxPool2d, std::size(kFractionalMaxPool2d),
+     create<baracuda_fractional_max_pool2d_desc, baracuda_fractional_max_pool2d_plan_create>},
+    {"fractional_max_pool3d", "FractionalMaxPool3dPlan", "pooling", sizeof(baracuda_fractional_max_pool3d_desc),
+     kFractionalMaxPool3d, std::size(kFractionalMaxPool3d),
+     create<baracuda_fractional_max_pool3d_desc, baracuda_fractional_max_pool3d_plan_create>},
+    {"fractional_max_pool2d_backward", "FractionalMaxPool2dBackwardPlan", "pooling",
+     sizeof(baracuda_fractional_max_pool2d_backward_desc), kFractionalMaxPool2dBackward,
+     std::size(kFractionalMaxPool2dBackward),
+     create<baracuda_fractional_max_pool2d_backward_desc, baracuda_fractional_max_pool2d_backward_plan_create>},
+    {"fractional_max_pool3d_backward", "FractionalMaxPool3dBackwardPlan", "pooling",
+     sizeof(baracuda_fractional_max_pool3d_backward_desc), kFractionalMaxPool3dBackward,
+     std::size(kFractionalMaxPool3dBackward),
+     create<baracuda_fractional_max_pool3d_backward_desc, baracuda_fractional_max_pool3d_backward_plan_create>},
     {"scan", "ScanPlan", "scan", sizeof(baracuda_scan_desc), kScan, std::size(kScan),
      create<baracuda_scan_desc, baracuda_scan_plan_create>},
     {"scan_backward", "ScanBackwardPlan", "scan", sizeof(baracuda_scan_backward_desc), kScanBackward,

@@ -32,7 +32,7 @@ for name, examples in {"quick": 15, "default": 60, "ci": 60, "thorough": 2000}.i
     )
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
-NOT_RUN = pytest.StashKey[Counter[str]]()
+NOT_RUN = pytest.StashKey[Counter[tuple[str, str]]]()
 PASSED = pytest.StashKey[bool]()
 
 
@@ -42,9 +42,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--require", action="append", default=[], metavar="NAME", choices=sorted(support.REQUIREMENTS),
         help="fail where NAME can't be had: " + ", ".join(sorted(support.REQUIREMENTS)),
     )  # fmt: skip
-    group.addoption(
-        "--require-gpu", action="store_true", help="fail where there is no GPU, or a CUDA case is skipped"
-    )
+    group.addoption("--require-gpu", action="store_true", help="fail where there is no GPU, or a CUDA case is skipped")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -79,8 +77,8 @@ def needs(item: pytest.Item) -> list[str]:
     names = [str(name) for mark in item.iter_markers("requires") for name in mark.args]
     parameters = getattr(getattr(item, "callspec", None), "params", {})
     if str(parameters.get("device", "")).startswith("cuda"):
-        names.insert(0, "gpu")
-    return names
+        names.append("gpu")
+    return sorted(names, key=lambda name: name != "gpu")
 
 
 # Last, so that what -k and -m leave out isn't counted.
@@ -89,14 +87,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     not_run = []
     run = []
     for item in items:
-        reason = next(
-            (f"{name}: {why}" for name in needs(item) if (why := support.missing(name)) is not None), None
-        )
+        names = needs(item)
+        reason = next((why for name in names if (why := support.missing(name)) is not None), None)
         if reason is None:
             run.append(item)
-        else:
-            not_run.append(item)
-            config.stash[NOT_RUN][reason] += 1
+            continue
+        not_run.append(item)
+        config.stash[NOT_RUN][" CUDA" if "gpu" in names or "gpus" in names else "", reason] += 1
     if not_run:
         config.hook.pytest_deselected(items=not_run)
         items[:] = run
@@ -119,12 +116,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     terminalreporter.section("what this machine could run")
     write("devices: " + ", ".join(support.device_lines()))
     write("second witnesses: " + ", ".join(support.witness_lines()))
-    for reason, count in sorted(config.stash[NOT_RUN].items()):
-        kind = " CUDA" if reason.startswith("gpu") else ""
-        write(
-            f"not run: {count}{kind} {'case' if count == 1 else 'cases'} ({reason.partition(': ')[2]})",
-            yellow=True,
-        )
+    for (kind, reason), count in sorted(config.stash[NOT_RUN].items()):
+        write(f"not run: {count}{kind} {'case' if count == 1 else 'cases'} ({reason})", yellow=True)
 
 
 @pytest.fixture

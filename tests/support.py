@@ -23,9 +23,10 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-import baracuda as bc
 import ml_dtypes
 import numpy as np
+
+import baracuda as bc
 
 # ---------------------------------------------------------------------------------------------------
 # Dtypes. The codes are DLPack's, written down here a second time.
@@ -108,9 +109,7 @@ def _gpu_memory() -> str | None:
 def _jax_cuda() -> str | None:
     if reason := _module("jax"):
         return reason
-    return (
-        None if any(device.platform == "gpu" for device in jax().devices()) else "this jax has no CUDA here"
-    )
+    return None if any(device.platform == "gpu" for device in jax().devices()) else "this jax has no CUDA here"
 
 
 def _cuda_core() -> str | None:
@@ -173,9 +172,7 @@ def device_lines() -> Iterator[str]:
 
 def witness_lines() -> Iterator[str]:
     for name in ("torch", "jax", "cupy"):
-        yield (
-            f"no {name} ({missing(name)})" if missing(name) else f"{name} {importlib.metadata.version(name)}"
-        )
+        yield (f"no {name} ({missing(name)})" if missing(name) else f"{name} {importlib.metadata.version(name)}")
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -351,9 +348,7 @@ def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
     return ordered(shape, range(len(shape)))
 
 
-def ordered(
-    shape: tuple[int, ...], order: Iterable[int], steps: Iterable[int] | None = None
-) -> tuple[int, ...]:
+def ordered(shape: tuple[int, ...], order: Iterable[int], steps: Iterable[int] | None = None) -> tuple[int, ...]:
     """Axes in the given order from the longest stride to the shortest; `steps` leave places unused."""
     strides = [0] * len(shape)
     step = 1
@@ -382,13 +377,10 @@ LAYOUTS: dict[str, Callable[[tuple[int, ...]], tuple[int, ...]]] = {
     "transposed": lambda shape: ordered(shape, reversed(range(len(shape)))),
     "negative": lambda shape: tuple(-stride for stride in row_major(shape)),
     "mixed": lambda shape: tuple(
-        -stride if axis % 2 else stride
-        for axis, stride in enumerate(ordered(shape, reversed(range(len(shape)))))
+        -stride if axis % 2 else stride for axis, stride in enumerate(ordered(shape, reversed(range(len(shape)))))
     ),
     "stepped": lambda shape: ordered(shape, range(len(shape)), [2] * len(shape)),
-    "padded_rows": lambda shape: ordered(
-        shape, range(len(shape)), [1] * (len(shape) - 2) + [3, 1][-len(shape) :]
-    ),
+    "padded_rows": lambda shape: ordered(shape, range(len(shape)), [1] * (len(shape) - 2) + [3, 1][-len(shape) :]),
     "channels_last": _channels_last,
     "unit_axes": _unit_axes,
     "broadcast": lambda shape: (0, *row_major(shape)[1:]),
@@ -480,9 +472,7 @@ class Placed:
         width = self.kind.bits
         self.offset = GUARD + misalign * self.kind.alignment + -low * width // 8
         size = self.offset + -(-high * width // 8) + GUARD
-        data = (
-            np.full(size, fill, np.uint8) if isinstance(fill, int) else fill.integers(0, 256, size, np.uint8)
-        )
+        data = np.full(size, fill, np.uint8) if isinstance(fill, int) else fill.integers(0, 256, size, np.uint8)
         self._indices = self._cell_indices()
         self._data = data
         self._make(device, via)
@@ -519,9 +509,7 @@ class Placed:
         now, before = self._cells(self.memory.now()), self._cells(self.memory.before)
         outside = np.ones(now.size, bool)
         outside[self._indices.ravel()] = False
-        np.testing.assert_array_equal(
-            now[outside], before[outside], "bytes outside the elements were written"
-        )
+        np.testing.assert_array_equal(now[outside], before[outside], "bytes outside the elements were written")
 
     def assert_untouched(self) -> None:
         self.memory.assert_untouched()
@@ -602,9 +590,7 @@ class Backend:
     ) -> Placed:
         """Given values with a layout; `misalign` is the address modulo 64, in alignments of the dtype."""
         array = np.asarray(array)
-        return _Filled(
-            array, dtype or array.dtype.name, self.device, layout=layout, misalign=misalign, **options
-        )
+        return _Filled(array, dtype or array.dtype.name, self.device, layout=layout, misalign=misalign, **options)
 
     def output(
         self,
@@ -653,9 +639,7 @@ def random_array(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -
     """Any bits at all: NaNs of every payload, infinities, subnormals. int4 and uint4 one to a byte."""
     kind = DTYPES[dtype]
     if kind.packed:
-        return (
-            rng.integers(-8, 8, shape, np.int8) if dtype == "int4" else rng.integers(0, 16, shape, np.uint8)
-        )
+        return rng.integers(-8, 8, shape, np.int8) if dtype == "int4" else rng.integers(0, 16, shape, np.uint8)
     if dtype == "bool":
         return rng.integers(0, 2, shape, np.uint8).astype(bool)
     count = math.prod(shape)

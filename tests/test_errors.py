@@ -56,7 +56,7 @@ BIG = 2**62
     ("change", "kind", "message"),
     [
         ({"dest_shape": (), "ranges": ()}, INVALID, "dest_shape: expected a rank of 1 to 8, got 0"),
-        ({"dest_shape": (1,) * 9, "ranges": ((0, 1),) * 9}, UNSUPPORTED, "dest_shape: expected a rank of 1 to 8, got 9"),
+        ({"dest_shape": (1,) * 9}, UNSUPPORTED, "dest_shape: expected a rank of 1 to 8, got 9"),
         ({"dest_shape": (3, -1)}, INVALID, "dest_shape: extent -1 of axis 1 is negative"),
         ({"dest_shape": (BIG, 2)}, INVALID, f"dest_shape: ({BIG}, 2) has more bytes than an int64 can count"),
         ({"dest_shape": (0, BIG, 2)}, INVALID, f"dest_shape: (0, {BIG}, 2) has more bytes than an int64 can count"),
@@ -101,6 +101,14 @@ def test_fields_are_those_of_the_descriptor(fields: dict[str, Any], message: str
     assert str(refused.value) == message
 
 
+@pytest.mark.parametrize("limit", [-1, 2**63])
+def test_a_limit_that_could_not_be_kept(limit: int) -> None:
+    with pytest.raises(bc.InvalidProblemError) as refused:
+        bc.PlanPreference(max_workspace=limit)
+    message = f"PlanPreference: max_workspace: expected a number of bytes, got {limit}"
+    check_error(refused.value, INVALID, message)
+
+
 def test_select_takes_its_own_descriptor() -> None:
     with pytest.raises(bc.InvalidProblemError) as refused:
         bc.WriteSlicePlan.select((3, 4), device="cpu")
@@ -138,7 +146,9 @@ def test_cuda_where_there_is_none() -> None:
             message = str(refused.value)
             check_error(refused.value, bc.CudaError, message)
             assert message.startswith(f"{where}: ")
-            assert message.removeprefix(f"{where}: ").startswith(reason.removesuffix('; use device="cpu" on this machine'))
+            assert message.removeprefix(f"{where}: ").startswith(
+                reason.removesuffix('; use device="cpu" on this machine')
+            )
             assert 'device="cpu"' in message or "driver" in message
     else:
         assert bc.cuda_unavailable_reason() is None
@@ -328,6 +338,16 @@ def misaligned_complex(scene: Scene) -> dict[str, Any]:
     return {"dest": StridedView(memory, "complex128", (3, 4), shift=12), "source": scene.source}
 
 
+@row(INVALID, "source: reaches beyond memory, strides (4611686018427387904, 1) for shape (3, 2)")
+def beyond_memory(scene: Scene) -> dict[str, Any]:
+    return {"dest": scene.dest, "source": StridedView(scene.bytes(64), "float32", (3, 2), (BIG, 1))}
+
+
+@row(INVALID, "source: reaches beyond memory, strides (-4096, 1) for shape (3, 2)")
+def below_memory(scene: Scene) -> dict[str, Any]:
+    return {"dest": scene.dest, "source": StridedView(4096, "float32", (3, 2), (-4096, 1), device=scene.pair)}
+
+
 @row(INVALID, "dest: elements share memory, strides (0, 1) for shape (3, 4)")
 def zero_stride(scene: Scene) -> dict[str, Any]:
     return {"dest": StridedView(scene.bytes(64), "float32", (3, 4), (0, 1)), "source": scene.source}
@@ -356,7 +376,10 @@ def overlap(scene: Scene) -> dict[str, Any]:
     }
 
 
-HARD = tuple(1_009_243 + 11_003 * axis + 7919 * axis**2 for axis in range(8))
+def puzzle(seed: int) -> tuple[int, ...]:
+    """Steps whose sums meet, or don't, as it happens: finding out takes a search."""
+    rng = random.Random(seed)
+    return tuple(rng.randrange(2**24, 2**25) for _ in range(8))
 
 
 @row(
@@ -367,31 +390,26 @@ HARD = tuple(1_009_243 + 11_003 * axis + 7919 * axis**2 for axis in range(8))
     dtype="uint8",
 )
 def undecided_itself(scene: Scene) -> dict[str, Any]:
-    scene.words["strides"] = ", ".join(map(str, HARD))
-    dest = StridedView(2**40, "uint8", (9,) * 8, HARD, device=scene.pair)
+    scene.words["strides"] = ", ".join(map(str, puzzle(0)))
+    dest = StridedView(2**40, "uint8", (9,) * 8, puzzle(0), device=scene.pair)
     return {"dest": dest, "source": StridedView(2**50, "uint8", (9,) * 8, device=scene.pair)}
 
 
 @row(
     INVALID,
     "dest: can't tell whether it shares memory with source",
-    dest_shape=(9,) * 8,
-    ranges=((0, 9),) * 8,
+    dest_shape=(3,) * 8,
+    ranges=((0, 3),) * 8,
     dtype="uint8",
 )
 def undecided(scene: Scene) -> dict[str, Any]:
-    rng = random.Random(4)
-    nested = support.row_major((1_000,) * 8)
-    strides = tuple(stride + rng.randrange(stride // 10 + 1) for stride in nested[:-1]) + (1,)
     return {
-        "dest": StridedView(2**40, "uint8", (9,) * 8, strides, device=scene.pair),
-        "source": StridedView(2**40 + 5_000, "uint8", (9,) * 8, HARD, device=scene.pair),
+        "dest": StridedView(2**40, "uint8", (3,) * 8, puzzle(1), device=scene.pair),
+        "source": StridedView(2**40 + 2**20 - 1, "uint8", (3,) * 8, puzzle(2), device=scene.pair),
     }
 
 
-@row(
-    bc.BufferTooSmallError, "dest: expected at least 6 bytes for (3, 4) of int4, got 5", (6, 5), dtype="int4"
-)
+@row(bc.BufferTooSmallError, "dest: expected at least 6 bytes for (3, 4) of int4, got 5", (6, 5), dtype="int4")
 def too_few_bytes(scene: Scene) -> dict[str, Any]:
     return {"dest": scene.bytes(5), "source": scene.source}
 
@@ -602,17 +620,36 @@ def test_refused_streams(backend: support.Backend, stream: Any, message: str) ->
     [
         (lambda d: bc.empty((1,) * 9, "int8", d), UNSUPPORTED, "empty: expected a rank of at most 8, got 9"),
         (lambda d: bc.empty((2, -3), "int8", d), INVALID, "empty: extent -3 of axis 1 is negative"),
-        (lambda d: bc.empty((2**60, 16), "int8", d), INVALID, f"empty: ({2**60}, 16) has more bytes than an int64 can count"),
+        (lambda d: bc.empty((BIG, 2), "int8", d), INVALID, f"empty: ({BIG}, 2) has more bytes than an int64 can count"),
         (lambda d: bc.empty(3, "int9", d), INVALID, "dtype: expected a dtype, got 'int9'"),
         (lambda d: bc.empty(3, "int8", "gpu"), INVALID, "empty: device must be 'cpu', 'cuda' or 'cuda:N', got 'gpu'"),
         (lambda d: bc.asarray(np.zeros((1,) * 9), d), UNSUPPORTED, "empty: expected a rank of at most 8, got 9"),
         (lambda d: bc.asarray(["a"], d), UNSUPPORTED, "dtype: no kernel for dtype str32"),
-        (lambda d: bc.unpack_int4(np.zeros(1, np.uint8), (3,)), INVALID, "unpack_int4: 1 bytes hold fewer than 3 elements"),
-        (lambda d: bc.unpack_int4(np.zeros(1, np.uint8), (1,), "int8"), INVALID, "unpack_int4: expected int4 or uint4, got 'int8'"),
+        (
+            lambda d: bc.unpack_int4(np.zeros(1, np.uint8), (3,)),
+            INVALID,
+            "unpack_int4: 1 bytes hold fewer than 3 elements",
+        ),
+        (
+            lambda d: bc.unpack_int4(np.zeros(1, np.uint8), (1,), "int8"),
+            INVALID,
+            "unpack_int4: expected int4 or uint4, got 'int8'",
+        ),
         (lambda d: bc.synchronize("gpu"), INVALID, "synchronize: device must be 'cpu', 'cuda' or 'cuda:N', got 'gpu'"),
     ],
-    ids=["rank", "extent", "size", "dtype", "device", "array rank", "array dtype", "too few", "unpack dtype", "synchronize"],
-)  # fmt: skip
+    ids=[
+        "rank",
+        "extent",
+        "size",
+        "dtype",
+        "device",
+        "array rank",
+        "array dtype",
+        "too few",
+        "unpack dtype",
+        "synchronize",
+    ],
+)
 def test_refused_tensors(device: str, act: Callable[[str], Any], kind: type[bc.BaracudaError], message: str) -> None:
     with pytest.raises(bc.BaracudaError) as refused:
         act(device)

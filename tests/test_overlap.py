@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import random
 import re
 
@@ -48,9 +49,7 @@ def answer(dest: StridedView, source: StridedView, dtype: str) -> str | None:
 
 def counted(dest: StridedView, source: StridedView, dtype: str) -> str | None:
     width = DTYPES[dtype].bits // 4
-    views = [
-        places(view.shape, view.strides, 2 * (view.base + view.byte_offset), width) for view in (dest, source)
-    ]
+    views = [places(view.shape, view.strides, 2 * (view.base + view.byte_offset), width) for view in (dest, source)]
     if np.unique(views[0]).size < views[0].size:
         return "elements share memory"
     if np.array_equal(*views):
@@ -73,7 +72,7 @@ def pairs(draw: st.DrawFn) -> tuple[str, StridedView, StridedView]:
     return (
         dtype,
         StridedView(BASE, dtype, shape, draw(strides)),
-        StridedView(BASE, dtype, shape, draw(strides), byte_offset=0 if offset < 0 else offset)
+        StridedView(BASE, dtype, shape, draw(strides), byte_offset=max(offset, 0))
         if offset >= 0
         else StridedView(BASE + offset, dtype, shape, draw(strides)),
     )
@@ -182,9 +181,7 @@ def test_slices_of_one_array_are_always_decided(
         )
         for view in slices
     ]
-    same = all(
-        one[0] == two[0] and (one[1] == two[1] or one[2] == 1) for one, two in zip(*slices, strict=True)
-    )
+    same = all(one[0] == two[0] and (one[1] == two[1] or one[2] == 1) for one, two in zip(*slices, strict=True))
     meet = all(
         np.intersect1d(*(first + step * np.arange(count) for first, step, count in axis)).size
         for axis in zip(*slices, strict=True)
@@ -252,7 +249,7 @@ def test_two_strides_need_no_search(outer: int, inner: int) -> None:
     rows, columns = 1000, 1000
     dest = StridedView(2**61, "uint8", (rows, columns), (outer, inner))
     source = StridedView(2**50, "uint8", (rows, columns), (columns, 1))
-    common = outer * inner // np.gcd(outer, inner)
+    common = math.lcm(outer, inner)
     meets = common // outer < rows and common // inner < columns
     said = answer(dest, source, "uint8")
     assert said == ("elements share memory" if meets else None)

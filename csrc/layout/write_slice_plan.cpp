@@ -35,6 +35,7 @@ class WriteSlicePlan final : public Plan {
       take_stage(counter);
       workspace_size_ = counter.size();
     }
+    launches_only_ = !staged_;
     choose_kernel(dest, dtype.name);
   }
 

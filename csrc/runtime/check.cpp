@@ -38,10 +38,9 @@ bool reachable(const Device &device, DLDevice from) {
 }
 
 // A packed operand given as bytes: flat, or with its last axis halved.
-void check_packed_bytes(const Subject &subject, const OperandSpec &spec, Tensor &tensor) {
+void check_packed_bytes(const Subject &subject, const OperandSpec &spec, bool strided, Tensor &tensor) {
   const int64_t needed = storage_bytes(spec.dtype, spec.shape.count());
-  const int64_t got = tensor.shape.count();
-  const bool flat = tensor.rank() == 1;
+  const bool flat = tensor.rank() == 1 && tensor.shape[0] >= 0;
   bool halved = tensor.rank() == spec.shape.rank;
   for (int axis = 0; halved && axis < spec.shape.rank; ++axis) {
     const int64_t extent = spec.shape[axis];
@@ -53,12 +52,26 @@ void check_packed_bytes(const Subject &subject, const OperandSpec &spec, Tensor 
   if (!flat && !halved)
     subject.refuse("expected bytes of packed ", dtype_name(spec.dtype), ", flat (", needed,
                    ",) or with the last axis of ", to_string(spec.shape), " halved, got ", to_string(tensor.shape));
+  const int64_t got = tensor.shape.count();
   if (got < needed) subject.too_small(needed, got);
-  if (!is_row_major(tensor))
+  if (strided && !is_row_major(tensor))
     subject.refuse("expected packed bytes without gaps, got strides ", shape_text(tensor.stride, tensor.rank()));
   tensor.dtype = spec.dtype;
   tensor.shape = spec.shape;
   set_row_major_strides(tensor);
+}
+
+// Whether there can be memory behind all elements, so that places and distances between them are
+// numbers of 64 bits from here on.
+bool fits_memory(const Tensor &tensor, uintptr_t address) {
+  __int128 low = __int128(address) * kNibblesPerByte;
+  __int128 high = low;
+  for (int axis = 0; axis < tensor.rank(); ++axis) {
+    const __int128 reach = __int128(tensor.stride[axis]) * nibbles(tensor.dtype) * (tensor.shape[axis] - 1);
+    (reach < 0 ? low : high) += reach;
+  }
+  // By half, because an empty window may lie one stride past the last element.
+  return low >= 0 && high - low <= INT64_MAX / 2 && high / kNibblesPerByte <= UINTPTR_MAX;
 }
 
 void check_operand(const char *plan, const Device &device, const OperandSpec &spec, const DLTensor &given,
@@ -69,7 +82,9 @@ void check_operand(const char *plan, const Device &device, const OperandSpec &sp
   if (given.ndim < 0 || given.ndim > kMaxRank)
     subject.fail(BARACUDA_UNSUPPORTED, "expected a rank of at most ", kMaxRank, ", got ", given.ndim);
   if (given.ndim > 0 && !given.shape) subject.refuse("shape is NULL");
-  if (!find_dtype(given.dtype)) subject.fail(BARACUDA_UNSUPPORTED, "no kernel for ", dtype_name(given.dtype));
+  const bool same_dtype = given.dtype == spec.dtype;
+  if (!same_dtype && !find_dtype(given.dtype))
+    subject.fail(BARACUDA_UNSUPPORTED, "no kernel for ", dtype_name(given.dtype));
   if (is_packed(given.dtype) && flags & DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED)
     subject.fail(BARACUDA_UNSUPPORTED, dtype_name(given.dtype), " padded to bytes; pack it two to a byte first");
 
@@ -77,32 +92,37 @@ void check_operand(const char *plan, const Device &device, const OperandSpec &sp
   tensor.shape.rank = given.ndim;
   for (int axis = 0; axis < given.ndim; ++axis) {
     tensor.shape[axis] = given.shape[axis];
-    if (given.strides) tensor.stride[axis] = given.strides[axis];
+    // The stride of an axis of one element says nothing and may be anything.
+    if (given.strides) tensor.stride[axis] = given.shape[axis] > 1 ? given.strides[axis] : 1;
   }
-  if (!given.strides) set_row_major_strides(tensor);
 
   const bool bytes_of_packed = is_packed(spec.dtype) && given.dtype == DLDataType{kDLUInt, 8, 1};
   if (bytes_of_packed) {
-    check_packed_bytes(subject, spec, tensor);
+    check_packed_bytes(subject, spec, given.strides, tensor);
   } else {
-    if (!(given.dtype == spec.dtype))
+    if (!same_dtype)
       subject.refuse("expected dtype ", dtype_name(spec.dtype), ", got ", std::string(dtype_name(given.dtype)));
     bool same = given.ndim == spec.shape.rank;
     for (int axis = 0; same && axis < given.ndim; ++axis) same = given.shape[axis] == spec.shape[axis];
     if (!same) subject.refuse("expected shape ", to_string(spec.shape), ", got ", shape_text(given.shape, given.ndim));
+    if (!given.strides) set_row_major_strides(tensor);
   }
   if (spec.written() && flags & DLPACK_FLAG_BITMASK_READ_ONLY) subject.refuse("is read-only");
   if (spec.shape.count() == 0) {
     // Nothing is read or written there, but presence must still show.
     static std::byte empty;
     tensor.data = &empty;
+    set_row_major_strides(tensor);
     return;
   }
   if (!given.data) subject.refuse("has elements but no memory");
-  tensor.data = static_cast<std::byte *>(given.data) + given.byte_offset;
-  const int alignment = find_dtype(spec.dtype)->alignment;
-  if (reinterpret_cast<uintptr_t>(tensor.data) % uintptr_t(alignment) != 0)
-    subject.fail(BARACUDA_MISALIGNED_OPERAND, "expected an address that is a multiple of ", alignment, ", got ",
+  const uintptr_t address = reinterpret_cast<uintptr_t>(given.data) + given.byte_offset;
+  tensor.data = reinterpret_cast<std::byte *>(address);
+  if (!fits_memory(tensor, address))
+    subject.refuse("reaches beyond memory, strides ", shape_text(tensor.stride, tensor.rank()), " for shape ",
+                   to_string(tensor.shape));
+  if (address % uintptr_t(spec.alignment) != 0)
+    subject.fail(BARACUDA_MISALIGNED_OPERAND, "expected an address that is a multiple of ", spec.alignment, ", got ",
                  static_cast<const void *>(tensor.data));
 }
 

@@ -1,7 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <array>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+
 #include "runtime/cuda.h"
+#include "runtime/recording.h"
 
 namespace baracuda {
 
@@ -16,12 +22,25 @@ struct Grid {
 // Launches and checks this launch's own status, not one that another library left behind.
 template <class... Parameters, class... Arguments>
 void launch(void (*kernel)(Parameters...), Grid grid, Stream stream, Arguments &&...arguments) {
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(unsigned(grid.blocks));
-  config.blockDim = dim3(unsigned(grid.threads));
-  config.dynamicSmemBytes = grid.shared_bytes;
-  config.stream = static_cast<cudaStream_t>(stream);
-  check_cuda(cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...), "kernel launch");
+  using Values = std::tuple<std::remove_const_t<Parameters>...>;
+  const auto pointers = [](auto &...values) { return std::array<void *, sizeof...(values)>{&values...}; };
+  const void *symbol = reinterpret_cast<const void *>(kernel);
+  if (recording) {
+    auto values = std::make_shared<Values>(std::forward<Arguments>(arguments)...);
+    const auto places = std::apply(pointers, *values);
+    recording->push_back({symbol,
+                          unsigned(grid.blocks),
+                          unsigned(grid.threads),
+                          grid.shared_bytes,
+                          values,
+                          {places.begin(), places.end()}});
+    return;
+  }
+  Values values(std::forward<Arguments>(arguments)...);
+  auto places = std::apply(pointers, values);
+  check_cuda(cudaLaunchKernel(symbol, dim3(unsigned(grid.blocks)), dim3(unsigned(grid.threads)), places.data(),
+                              grid.shared_bytes, static_cast<cudaStream_t>(stream)),
+             "kernel launch");
 }
 
 // Division of any 32-bit number by one that the host knows: a multiplication and shifts.

@@ -16,11 +16,12 @@ struct Term {
 };
 
 constexpr int kMaxTerms = 2 * kMaxRank + 2;
-constexpr int64_t kWorkBound = 1 << 16;
+constexpr int64_t kWorkBound = 1 << 14;
 // Two slices of one array leave the same few remainders for its inner axes, whatever the outer ones
 // are. The latest that had no solution are kept, so that the work is a sum over the axes rather
 // than a product.
-constexpr int kRemembered = 512;
+constexpr int kRememberedBits = 9;
+constexpr int kRemembered = 1 << kRememberedBits;
 
 using Wide = __int128;
 
@@ -88,7 +89,9 @@ class Equation {
     if (last < 0 || target > reach_[last] || target % gcd_[last] != 0) return Overlap::none;
     if (last == 0) return Overlap::some;
     if (last == 1) return solve_two(target);
-    Failed &failed = failed_[uint64_t(target * kMaxTerms + last) * 0x9e3779b97f4a7c15u >> 55];
+    // Fibonacci hashing: the upper bits of a product with 2^64 over the golden ratio.
+    const uint64_t key = uint64_t(target) * kMaxTerms + uint64_t(last);
+    Failed &failed = failed_[key * 0x9e3779b97f4a7c15u >> (64 - kRememberedBits)];
     if (failed.last == last && failed.target == target) return Overlap::none;
     const Term &term = terms_[last];
     const int64_t low = std::max<int64_t>(0, ceil_div(target - reach_[last - 1], term.coefficient));
@@ -117,8 +120,8 @@ class Equation {
   }
 
   struct Failed {
-    Wide target = 0;
-    int last = 0;  // 0: none, because only longer sums are kept
+    Wide target;
+    int last;  // 0: none, because only longer sums are kept
   };
 
   Failed failed_[kRemembered];

@@ -6,6 +6,7 @@
 namespace baracuda {
 
 void Plan::finish() {
+  for (OperandSpec &spec : operands_) spec.alignment = find_dtype(spec.dtype)->alignment;
   if (!options_.backend.empty() && options_.backend != sku_.backend)
     unsupported(name_, ": backend \"", options_.backend, "\" was asked for, this problem has \"", sku_.backend, "\"");
   if (options_.deterministic && !sku_.guarantee.deterministic)
@@ -29,6 +30,17 @@ void Plan::check_workspace(const void *workspace, size_t size) const {
 void Plan::launch(const Operands &operands, void *workspace, void *stream) const {
   const DeviceGuard guard(options_.device);
   run({operands, static_cast<std::byte *>(workspace), stream});
+}
+
+bool Plan::record(const Operands &operands, Recording &launches) const {
+  if (!launches_only_ || !options_.device.is_cuda()) return false;
+  struct Scope {
+    explicit Scope(Recording *launches) { recording = launches; }
+    ~Scope() { recording = nullptr; }
+  };
+  const Scope scope(&launches);
+  launch(operands, nullptr, nullptr);
+  return true;
 }
 
 const DTypeInfo &Plan::check_dtype(const char *field, DLDataType dtype) const {
@@ -96,6 +108,8 @@ const Plan &as_plan(const baracuda_plan *plan) {
 struct baracuda_bound {
   const Plan *plan;
   baracuda::Operands operands;
+  bool recorded;
+  baracuda::Recording launches;
 };
 
 extern "C" {
@@ -179,6 +193,7 @@ baracuda_status baracuda_plan_bind(const baracuda_plan *plan, DLTensor *const op
     auto made = std::make_unique<baracuda_bound>();
     self.check(operands, flags, operand_count, made->operands);
     made->plan = &self;
+    made->recorded = self.record(made->operands, made->launches);
     *bound = made.release();
   });
 }
@@ -186,6 +201,11 @@ baracuda_status baracuda_plan_bind(const baracuda_plan *plan, DLTensor *const op
 baracuda_status baracuda_bound_run(const baracuda_bound *bound, void *workspace, size_t workspace_size, void *stream) {
   return guarded([&] {
     if (!bound) baracuda::invalid("bound is NULL");
+    if (bound->recorded) {
+      const baracuda::DeviceGuard guard(bound->plan->device());
+      baracuda::replay(bound->launches, stream);
+      return;
+    }
     bound->plan->check_workspace(workspace, workspace_size);
     bound->plan->launch(bound->operands, workspace, stream);
   });

@@ -9,6 +9,7 @@
 #include "baracuda/plan.h"
 #include "runtime/device.h"
 #include "runtime/error.h"
+#include "runtime/recording.h"
 #include "runtime/tensor.h"
 
 namespace baracuda {
@@ -32,6 +33,8 @@ struct OperandSpec {
   Shape window = {};
   // The kernels order reads before writes themselves, so that shared elements are fine.
   bool may_overlap = false;
+  // Of `dtype`, in bytes; filled in by the runtime.
+  int alignment = 1;
 
   bool written() const { return role != Role::in; }
 };
@@ -67,6 +70,7 @@ struct Cost {
 
 // The operands of one run, checked, in the order of the list.
 struct Operands {
+  // Only the list's own slots are ever set.
   Tensor tensor[kMaxOperands];
 
   const Tensor &operator[](int index) const { return tensor[index]; }
@@ -94,6 +98,8 @@ class Plan {
   void check(DLTensor *const operands[], const uint64_t flags[], size_t count, Operands &checked) const;
   void check_workspace(const void *workspace, size_t size) const;
   void launch(const Operands &operands, void *workspace, void *stream) const;
+  // The launches of a run with these operands, where they can be kept; else false.
+  bool record(const Operands &operands, Recording &launches) const;
 
   const char *name() const { return name_; }
   const std::string &path() const { return path_; }
@@ -125,6 +131,8 @@ class Plan {
   Sku sku_;
   Cost cost_;
   std::string path_;
+  // Run needs no workspace and consists of `launch` calls alone, so that a bound plan can keep them.
+  bool launches_only_ = false;
 
  private:
   void check_overlaps(const Operands &checked) const;

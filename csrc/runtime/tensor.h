@@ -16,7 +16,7 @@ constexpr int kMaxRank = BARACUDA_MAX_RANK;
 
 struct Shape {
   int rank = 0;
-  int64_t extent[kMaxRank] = {};
+  int64_t extent[kMaxRank];  // those beyond the rank are not set
 
   int64_t &operator[](int axis) { return extent[axis]; }
   int64_t operator[](int axis) const { return extent[axis]; }
@@ -37,7 +37,7 @@ struct Tensor {
   std::byte *data = nullptr;
   DLDataType dtype = {};
   Shape shape;
-  int64_t stride[kMaxRank] = {};  // in elements
+  int64_t stride[kMaxRank];  // in elements
   // Packed types: half bytes from `data` to the first element, 0 or 1.
   int phase = 0;
 

@@ -89,6 +89,9 @@ class Plan(_core.PlanCore):
         return f"{type(self).__name__}.select({self.descriptor!r}, device={self.device!r})"
 
 
+_core._add_run(Plan)
+
+
 def _reselect(cls: type[Plan], descriptor: Any, device: str, preference: PlanPreference) -> Plan:
     return cls.select(descriptor, device=device, preference=preference)
 

@@ -56,7 +56,7 @@ def canonical(dtype: Any, where: str = "dtype") -> str:
         name = name.removeprefix("torch.")
     else:
         try:
-            name = np.dtype(getattr(dtype, "dtype", dtype)).name
+            name = np.dtype(dtype).name
         except TypeError:
             raise InvalidProblemError(f"{where}: expected a dtype, got {dtype!r}") from None
     if name not in DTYPES:

@@ -6,6 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from baracuda.errors import InvalidProblemError
+
 __all__ = ["KernelSku", "Operand", "PlanCost", "PlanPreference", "PrecisionGuarantee"]
 
 
@@ -22,6 +24,12 @@ class PlanPreference:
     deterministic: bool = True
     backend: str | None = None
     max_workspace: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_workspace is not None and not 0 <= self.max_workspace < 2**63:
+            raise InvalidProblemError(
+                f"PlanPreference: max_workspace: expected a number of bytes, got {self.max_workspace}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

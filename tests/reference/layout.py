@@ -33,9 +33,7 @@ def element_cells(bits: int) -> int:
     return 1 if bits == 4 else bits // 8
 
 
-def view(
-    cells: np.ndarray, shape: tuple[int, ...], strides: tuple[int, ...], offset: int, width: int
-) -> np.ndarray:
+def view(cells: np.ndarray, shape: tuple[int, ...], strides: tuple[int, ...], offset: int, width: int) -> np.ndarray:
     """Elements of `width` cells: the first at cell `offset`, the others at `strides`, in elements."""
     steps = (*(stride * width for stride in strides), 1)
     return as_strided(cells[offset:], (*shape, width), steps)

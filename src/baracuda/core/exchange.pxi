@@ -47,6 +47,21 @@ cdef object describe_kind(object value):
     return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
+# A try around every export would cost more than the export.
+ctypedef int (*RawExport)(void *, DLTensor *) noexcept
+
+
+cdef int torch_refused(object value, str where) except -1:
+    """Turns torch's pending exception into ours."""
+    cdef DLTensor tensor
+    PyErr_Clear()
+    try:
+        _torch_api.dltensor_from_py_object_no_sync(<void *><PyObject *>value, &tensor)
+    except Exception as error:
+        raise _errors.InvalidProblemError(f"{where}: torch can't export it: {one_line(error)}") from None
+    raise _errors.InvalidProblemError(f"{where}: torch can't export it")
+
+
 cdef int read_exchange_api(object value, Slot *slot, bint written, str where) except -1:
     # The exchange skips the checks that torch's own __dlpack__ makes, so they come here.
     if written and value.requires_grad:
@@ -54,10 +69,8 @@ cdef int read_exchange_api(object value, Slot *slot, bint written, str where) ex
             f"{where}: is written, but requires grad; pass a tensor that doesn't, such as x.detach()")
     if value.is_neg():
         raise _errors.InvalidProblemError(f"{where}: is a lazily negated view; call resolve_neg() first")
-    try:
-        _torch_api.dltensor_from_py_object_no_sync(<void *><PyObject *>value, &slot.tensor)
-    except Exception as error:
-        raise _errors.InvalidProblemError(f"{where}: torch can't export it: {one_line(error)}") from None
+    if (<RawExport>_torch_api.dltensor_from_py_object_no_sync)(<void *><PyObject *>value, &slot.tensor) != 0:
+        torch_refused(value, where)
     if slot.tensor.dtype.code == kDLComplex and value.is_conj():
         raise _errors.InvalidProblemError(f"{where}: is a lazily conjugated view; call resolve_conj() first")
     return 0
@@ -152,7 +165,7 @@ cdef int read_capsule(object capsule, Slot *slot, str where) except -1:
     return 0
 
 
-cdef int read_dlpack(object value, Slot *slot, uintptr_t stream, str where, list keep) except -1:
+cdef object read_dlpack(object value, Slot *slot, uintptr_t stream, str where):
     # A device query first: a stream may be named for CUDA only.
     try:
         on_cuda = value.__dlpack_device__()[0] == kDLCUDA
@@ -165,8 +178,8 @@ cdef int read_dlpack(object value, Slot *slot, uintptr_t stream, str where, list
     except Exception as error:
         raise _errors.InvalidProblemError(
             f"{where}: {describe_kind(value)} can't be exported: {one_line(error)}") from None
-    keep.append(capsule)
-    return read_capsule(capsule, slot, where)
+    read_capsule(capsule, slot, where)
+    return capsule
 
 
 cdef int read_cuda_array_interface(object value, Slot *slot, str where) except -1:
@@ -190,47 +203,42 @@ cdef int read_cuda_array_interface(object value, Slot *slot, str where) except -
     return set_layout(slot, interface["shape"], interface.get("strides"), pair[1] // 8, where)
 
 
-cdef int read_operand(object value, Slot *slot, bint written, DLDevice device, uintptr_t stream, str where,
-                      list keep) except -1:
-    """Fills the slot; what must live as long as the call is appended to `keep`."""
+cdef object read_operand(object value, Slot *slot, bint written, DLDevice device, uintptr_t stream, str where):
+    """Fills the slot; returns what must live as long as the call beside the value itself, or None."""
     cdef object kind = type(value)
-    cdef void *current = NULL
     cdef Tensor own
     slot.flags = 0
     slot.has_stream = False
     if has_exchange_api(kind):
         read_exchange_api(value, slot, written, where)
-        if slot.tensor.device.device_type == kDLCUDA:
-            _torch_api.current_work_stream(kDLCUDA, slot.tensor.device.device_id, &current)
-            slot.stream = <uintptr_t>current
-            slot.has_stream = True
-        return 0
+        return None
     if kind is Tensor:
         own = <Tensor>value
         slot.tensor = describe_tensor(own, slot.shape, slot.strides)
-        return 0
+        return None
     if isinstance(value, np.ndarray):
-        return read_numpy(value, slot, where)
+        read_numpy(value, slot, where)
+        return None
     if not _torch_known and "torch" in sys.modules:
         look_for_torch()
         if has_exchange_api(kind):
-            return read_operand(value, slot, written, device, stream, where, keep)
+            return read_operand(value, slot, written, device, stream, where)
     if hasattr(value, "__dlpack__"):
         if written and kind.__module__.partition(".")[0] in ("jax", "jaxlib"):
             raise _errors.InvalidProblemError(f"{where}: is written, but JAX arrays are immutable")
-        return read_dlpack(value, slot, stream, where, keep)
+        return read_dlpack(value, slot, stream, where)
     if hasattr(value, "__cuda_array_interface__"):
         read_cuda_array_interface(value, slot, where)
         slot.tensor.device.device_id = device.device_id
-        return 0
+        return None
     try:
         array = np.asarray(memoryview(value))
     except TypeError:
         raise _errors.InvalidProblemError(
             f"{where}: expected a tensor (DLPack, CUDA array interface or buffer), got {describe_kind(value)}"
         ) from None
-    keep.append(array)
-    return read_numpy(array, slot, where)
+    read_numpy(array, slot, where)
+    return array
 
 
 cdef uintptr_t producer_stream(object value, DLDevice device) except? 0xffffffffffffffff:
@@ -259,10 +267,9 @@ def describe(value, where):
     """(shape, dtype name, device name) of any tensor that the library can read."""
     cdef Slot slot
     cdef DLDevice device
-    cdef list keep = []
     device.device_type = kDLCUDA
     device.device_id = 0
-    read_operand(value, &slot, False, device, 0, where, keep)
+    keep = read_operand(value, &slot, False, device, 0, where)
     pair = (slot.tensor.dtype.code, slot.tensor.dtype.bits)
     if pair not in _NAMES or slot.tensor.dtype.lanes != 1:
         raise _errors.UnsupportedError(f"{where}: no kernel for DLPack dtype code {pair[0]} of {pair[1]} bits")

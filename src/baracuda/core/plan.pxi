@@ -16,6 +16,8 @@ cdef struct Arguments:
     Slot slots[MAX_OPERANDS]
     DLTensor *pointers[MAX_OPERANDS]
     uint64_t flags[MAX_OPERANDS]
+    # The slot of the first output that is present, or -1.
+    int first_output
 
 
 cdef struct Workspace:
@@ -108,42 +110,9 @@ cdef class PlanCore:
     def can_implement(self, **operands):
         """Raises what `run` would raise for these operands; launches and writes nothing."""
         cdef Arguments arguments
-        cdef list keep = []
         self._arrange(operands, &arguments)
-        self._read(&arguments, self._pick_stream(&arguments), keep)
+        keep = self._read(&arguments, self._pick_stream(&arguments))
         check(baracuda_plan_can_implement(self._plan, arguments.pointers, arguments.flags, self._count))
-
-    def run(self, *, workspace=None, stream=None, **operands):
-        """Checks the operands and enqueues the work; see the plan's documentation for the operands.
-
-        Args:
-            workspace: a contiguous tensor of at least ``workspace_size`` bytes on the plan's device, or
-                None for stream-ordered memory of the library's own.
-            stream: a handle, an object with ``__cuda_stream__``, a torch or CuPy stream, or None for the
-                current stream of the first output's framework. With None, operands of other frameworks
-                are ordered before the work; with a stream, ordering is the caller's, but for what
-                DLPack's own exchange orders.
-
-        Raises:
-            BaracudaError: one of its subclasses; nothing has been written then.
-        """
-        cdef Arguments arguments
-        cdef list keep = []
-        cdef uintptr_t handle
-        cdef Workspace space
-        cdef baracuda_status status
-        self._arrange(operands, &arguments)
-        handle = stream_handle(stream) if stream is not None else self._pick_stream(&arguments)
-        self._read(&arguments, handle, keep)
-        if self._device.device_type == kDLCUDA:
-            self._order(&arguments, handle, stream)
-        take_workspace(self, workspace, handle, keep, &space)
-        with nogil:
-            status = baracuda_plan_run(self._plan, arguments.pointers, arguments.flags, self._count, space.data,
-                                       space.size, <void *>handle)
-            if space.owned:
-                baracuda_free(self._device, space.data, <void *>handle)
-        check(status)
 
     def bind(self, **operands):
         """Checks the operands once and returns a :class:`BoundPlan`, whose `run` only launches.
@@ -151,62 +120,91 @@ cdef class PlanCore:
         The bound plan keeps the operands alive. Their shapes and strides are those of now.
         """
         cdef Arguments arguments
-        cdef list keep = []
         cdef BoundPlan bound = BoundPlan.__new__(BoundPlan)
-        cdef int index
         self._arrange(operands, &arguments)
-        self._read(&arguments, self._pick_stream(&arguments), keep)
+        bound._keep = self._read(&arguments, self._pick_stream(&arguments))
         check(baracuda_plan_bind(self._plan, arguments.pointers, arguments.flags, self._count, &bound._bound))
         bound.plan = self
         bound._operands = dict(operands)
-        bound._keep = keep
-        bound._first_output = None
-        for index in range(self._count):
-            if self._written[index] and arguments.values[index] != NULL:
-                bound._first_output = <object>arguments.values[index]
-                break
+        bound._first_output = (
+            <object>arguments.values[arguments.first_output] if arguments.first_output >= 0 else None)
         return bound
 
-    cdef int _arrange(self, dict operands, Arguments *arguments) except -1:
-        """Operands by name into their slots; NULL where one is absent. Borrowed from the dict."""
+    cdef int _run(self, Arguments *arguments, object workspace, object stream) except -1:
+        cdef uintptr_t handle
+        cdef Workspace space
+        cdef baracuda_status status
+        handle = stream_handle(stream) if stream is not None else self._pick_stream(arguments)
+        keep = self._read(arguments, handle)
+        if self._device.device_type == kDLCUDA:
+            self._order(arguments, handle, stream)
+        keep_workspace = take_workspace(self, workspace, handle, &space)
+        with nogil:
+            status = baracuda_plan_run(self._plan, arguments.pointers, arguments.flags, self._count, space.data,
+                                       space.size, <void *>handle)
+            if space.owned:
+                baracuda_free(self._device, space.data, <void *>handle)
+        return check(status)
+
+    cdef int _find(self, object name) except -2:
+        """The slot of an operand; names in calls are mostly interned, as ours are."""
         cdef int index
-        cdef int found = 0
-        cdef object value
+        for index in range(self._count):
+            if name is self._names[index]:
+                return index
+        if name in self._names:
+            return self._names.index(name)
+        raise _errors.InvalidProblemError(
+            f"{self.name}: {name}: is no operand; expected {', '.join(self._names)}")
+
+    cdef int _clear(self, Arguments *arguments) except -1:
+        cdef int index
         if self._plan == NULL:
             raise _errors.BaracudaError(f"{type(self).__name__}: the plan was not created")
         for index in range(self._count):
-            value = operands.get(self._names[index])
-            arguments.values[index] = NULL if value is None else <PyObject *>value
-            if value is not None:
-                found += 1
-        if found != len(operands):
-            for name, value in operands.items():
-                if name not in self._names:
-                    raise _errors.InvalidProblemError(
-                        f"{self.name}: {name}: is no operand; expected {', '.join(self._names)}")
+            arguments.values[index] = NULL
         return 0
 
-    cdef uintptr_t _pick_stream(self, Arguments *arguments) except? 0xffffffffffffffff:
+    cdef int _arrange(self, dict operands, Arguments *arguments) except -1:
+        """Operands by name into their slots; NULL where one is absent. Borrowed from the dict."""
+        cdef int slot
+        self._clear(arguments)
+        for name, value in operands.items():
+            slot = self._find(name)
+            if value is not None:
+                arguments.values[slot] = <PyObject *>value
+        self._find_output(arguments)
+        return 0
+
+    cdef void _find_output(self, Arguments *arguments) noexcept:
         cdef int index
-        if self._device.device_type != kDLCUDA:
-            return 0
+        arguments.first_output = -1
         for index in range(self._count):
             if self._written[index] and arguments.values[index] != NULL:
-                return producer_stream(<object>arguments.values[index], self._device)
-        return 0
+                arguments.first_output = index
+                return
 
-    cdef int _read(self, Arguments *arguments, uintptr_t stream, list keep) except -1:
+    cdef uintptr_t _pick_stream(self, Arguments *arguments) except? 0xffffffffffffffff:
+        if self._device.device_type != kDLCUDA or arguments.first_output < 0:
+            return 0
+        return producer_stream(<object>arguments.values[arguments.first_output], self._device)
+
+    cdef list _read(self, Arguments *arguments, uintptr_t stream):
+        """Fills the slots; returns what must live as long as the call, or None."""
         cdef int index
+        cdef list keep = None
         for index in range(self._count):
             if arguments.values[index] == NULL:
                 arguments.pointers[index] = NULL
                 arguments.flags[index] = 0
                 continue
-            read_operand(<object>arguments.values[index], &arguments.slots[index], self._written[index],
-                         self._device, stream, <str>self._where[index], keep)
+            owner = read_operand(<object>arguments.values[index], &arguments.slots[index], self._written[index],
+                                 self._device, stream, <str>self._where[index])
+            if owner is not None:
+                keep = [owner] if keep is None else keep + [owner]
             arguments.pointers[index] = &arguments.slots[index].tensor
             arguments.flags[index] = arguments.slots[index].flags
-        return 0
+        return keep
 
     cdef int _order(self, Arguments *arguments, uintptr_t handle, object stream) except -1:
         """Puts the run after what made its operands."""
@@ -219,12 +217,17 @@ cdef class PlanCore:
             if type(<object>arguments.values[index]) is Tensor:
                 if slot.tensor.device.device_type == kDLCUDA:
                     (<Tensor>arguments.values[index])._use_on(handle, stream)
-            elif stream is None and slot.has_stream and slot.stream != handle:
-                check(baracuda_order_streams(self._device.device_id, <void *>slot.stream, <void *>handle))
+            elif stream is None:
+                if index != arguments.first_output and has_exchange_api(type(<object>arguments.values[index])):
+                    slot.stream = producer_stream(<object>arguments.values[index], self._device)
+                    slot.has_stream = True
+                if slot.has_stream and slot.stream != handle:
+                    check(baracuda_order_streams(self._device.device_id, <void *>slot.stream, <void *>handle))
         return 0
 
 
-cdef int take_workspace(PlanCore plan, object workspace, uintptr_t stream, list keep, Workspace *space) except -1:
+cdef object take_workspace(PlanCore plan, object workspace, uintptr_t stream, Workspace *space):
+    """Fills `space`; returns what must live as long as the call, or None."""
     cdef Slot slot
     cdef int64_t step = 1
     cdef int axis
@@ -236,9 +239,9 @@ cdef int take_workspace(PlanCore plan, object workspace, uintptr_t stream, list 
             check(baracuda_allocate(plan._device, plan._workspace_size, <void *>stream, &space.data))
             space.size = plan._workspace_size
             space.owned = True
-        return 0
+        return None
     where = f"{plan.name}: workspace"
-    read_operand(workspace, &slot, True, plan._device, stream, where, keep)
+    keep = read_operand(workspace, &slot, True, plan._device, stream, where)
     if (slot.tensor.device.device_type != plan._device.device_type
             or slot.tensor.device.device_id != plan._device.device_id):
         raise _errors.InvalidProblemError(f"{where}: expected device {device_name(plan._device)}")
@@ -252,7 +255,75 @@ cdef int take_workspace(PlanCore plan, object workspace, uintptr_t stream, list 
     space.size = step * slot.tensor.dtype.bits // 8
     if type(workspace) is Tensor and plan._device.device_type == kDLCUDA:
         (<Tensor>workspace)._use_on(stream, None)
-    return 0
+    return keep
+
+
+# `run` takes its keywords as they lie on the caller's stack: a dict of them would cost as much as all
+# the checks. Cython has no syntax for such a method, so it is a descriptor made by hand.
+cdef extern from "Python.h":
+    ctypedef struct PyMethodDef:
+        const char *ml_name
+        void *ml_meth
+        int ml_flags
+        const char *ml_doc
+    int METH_FASTCALL
+    int METH_KEYWORDS
+    object PyDescr_NewMethod(PyTypeObject *kind, PyMethodDef *definition)
+
+
+cdef object run_keywords(object plan, PyObject **values, Py_ssize_t positional, PyObject *names):
+    cdef PlanCore self = <PlanCore>plan
+    cdef Arguments arguments
+    cdef object workspace = None
+    cdef object stream = None
+    cdef Py_ssize_t place
+    cdef object name
+    self._clear(&arguments)
+    if positional:
+        raise TypeError(f"{self.name}.run takes keyword arguments only: {', '.join(self._names)}")
+    if names != NULL:
+        for place in range(len(<tuple>names)):
+            name = (<tuple>names)[place]
+            if name is _STREAM or name == _STREAM:
+                stream = <object>values[place]
+            elif name is _WORKSPACE or name == _WORKSPACE:
+                workspace = <object>values[place]
+            else:
+                found = self._find(name)
+                if <object>values[place] is not None:
+                    arguments.values[found] = values[place]
+    self._find_output(&arguments)
+    self._run(&arguments, workspace, stream)
+    return None
+
+
+cdef str _STREAM = sys.intern("stream")
+cdef str _WORKSPACE = sys.intern("workspace")
+cdef PyMethodDef _run_definition
+_run_definition.ml_name = "run"
+_run_definition.ml_meth = <void *>run_keywords
+_run_definition.ml_flags = METH_FASTCALL | METH_KEYWORDS
+_run_definition.ml_doc = b"""run($self, /, *, workspace=None, stream=None, **operands)
+--
+
+Checks the operands and enqueues the work; see the plan's documentation for the operands.
+
+Args:
+    workspace: a contiguous tensor of at least ``workspace_size`` bytes on the plan's device, or
+        None for stream-ordered memory of the library's own.
+    stream: a handle, an object with ``__cuda_stream__``, a torch or CuPy stream, or None for the
+        current stream of the first output's framework. With None, operands of other frameworks
+        are ordered before the work; with a stream, ordering is the caller's, but for what
+        DLPack's own exchange orders.
+
+Raises:
+    BaracudaError: one of its subclasses; nothing has been written then.
+"""
+
+
+def _add_run(kind):
+    """Gives a subclass of PlanCore its `run`."""
+    kind.run = PyDescr_NewMethod(<PyTypeObject *>kind, &_run_definition)
 
 
 @cython.final
@@ -278,7 +349,7 @@ cdef class BoundPlan:
         cdef uintptr_t handle = 0
         cdef Workspace space
         cdef baracuda_status status
-        cdef list keep = None
+        keep = None
         if stream is not None:
             handle = stream_handle(stream)
         elif self.plan._device.device_type == kDLCUDA:
@@ -288,8 +359,7 @@ cdef class BoundPlan:
             space.size = 0
             space.owned = False
         else:
-            keep = []
-            take_workspace(self.plan, workspace, handle, keep, &space)
+            keep = take_workspace(self.plan, workspace, handle, &space)
         with nogil:
             status = baracuda_bound_run(self._bound, space.data, space.size, <void *>handle)
             if space.owned:
@@ -308,8 +378,7 @@ def _bare_launch_ns(BoundPlan bound, int count, stream=None):
     cdef double nanoseconds = 0
     cdef baracuda_status status
     cdef uintptr_t handle = 0 if stream is None else stream_handle(stream)
-    cdef list keep = []
-    take_workspace(bound.plan, None, handle, keep, &space)
+    take_workspace(bound.plan, None, handle, &space)
     with nogil:
         status = baracuda_bare_launch(bound._bound, space.data, space.size, count, <void *>handle, &nanoseconds)
         if space.owned:
