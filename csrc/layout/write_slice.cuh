@@ -154,17 +154,17 @@ __global__ void __launch_bounds__(kCopyThreads, kPacked ? 7 : 8) copy_runs(const
   const bool needs_second = active && offset + end > kCells;
   uint4 first = make_uint4(0, 0, 0, 0);
   if (needs_first) first = load_within<kPacked>(segment, copy.source_low, copy.source_high);
-  uint4 value = first;
+  uint4 second = make_uint4(0, 0, 0, 0);
   if (__any_sync(kWarp, needs_second)) {
     const bool next_has_it =
         __shfl_down_sync(kWarp, segment, 1) == segment + kCells & __shfl_down_sync(kWarp, int(needs_first), 1) != 0;
-    uint4 second = make_uint4(__shfl_down_sync(kWarp, first.x, 1), __shfl_down_sync(kWarp, first.y, 1),
-                              __shfl_down_sync(kWarp, first.z, 1), __shfl_down_sync(kWarp, first.w, 1));
+    second = make_uint4(__shfl_down_sync(kWarp, first.x, 1), __shfl_down_sync(kWarp, first.y, 1),
+                        __shfl_down_sync(kWarp, first.z, 1), __shfl_down_sync(kWarp, first.w, 1));
     if (needs_second && (threadIdx.x % 32 == 31 || !next_has_it))
       second = load_within<kPacked>(segment + kCells, copy.source_low, copy.source_high);
-    if (offset != 0) value = shift_right(first, second, uint32_t(offset * kBits));
   }
   if (!active) return;
+  const uint4 value = offset == 0 ? first : shift_right(first, second, uint32_t(offset * kBits));
   if (begin == 0 && end == kCells) {
     *reinterpret_cast<uint4 *>(kPacked ? chunk >> 1 : chunk) = value;
   } else {
