@@ -129,7 +129,7 @@ __device__ __forceinline__ void store_part(int64_t chunk, int begin, int end, ui
 // cost nothing extra. The second load is mostly the next lane's first, so it is taken from there;
 // lanes without work stay for that exchange.
 template <bool kPacked, bool kWide>
-__global__ void __launch_bounds__(kCopyThreads, kPacked ? 7 : 8) copy_runs(const __grid_constant__ RunCopy copy) {
+__global__ void __launch_bounds__(kCopyThreads, kPacked ? 6 : 8) copy_runs(const __grid_constant__ RunCopy copy) {
   constexpr int kCells = kPacked ? 32 : 16;
   constexpr int kBits = kPacked ? 4 : 8;
   constexpr unsigned kWarp = 0xffffffffu;
