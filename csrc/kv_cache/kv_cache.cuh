@@ -51,7 +51,7 @@ template <class Word>
 struct CopyUnit {
   using Raw = Word;
   static constexpr bool kConverts = false;
-  static __device__ __forceinline__ Raw load(int64_t address) { return __ldg(reinterpret_cast<const Word *>(address)); }
+  static __device__ __forceinline__ Raw load(int64_t address) { return *reinterpret_cast<const Word *>(address); }
   static __device__ __forceinline__ void store(int64_t address, Raw raw, float) {
     *reinterpret_cast<Word *>(address) = raw;
   }
@@ -85,7 +85,7 @@ struct QuantizeUnit {
   static __device__ __forceinline__ Raw load(int64_t address) {
     Raw raw;
 #pragma unroll
-    for (int i = 0; i < kVectors; ++i) raw.vector[i] = __ldg(reinterpret_cast<const uint4 *>(address) + i);
+    for (int i = 0; i < kVectors; ++i) raw.vector[i] = reinterpret_cast<const uint4 *>(address)[i];
     return raw;
   }
   static __device__ __forceinline__ void store(int64_t address, Raw raw, float scale) {
@@ -115,9 +115,7 @@ struct DequantizeUnit {
   using Raw = uint2;
   static constexpr bool kConverts = true;
   static constexpr int kVectors = 8 * sizeof(T) / sizeof(uint4);
-  static __device__ __forceinline__ Raw load(int64_t address) {
-    return __ldg(reinterpret_cast<const uint2 *>(address));
-  }
+  static __device__ __forceinline__ Raw load(int64_t address) { return *reinterpret_cast<const uint2 *>(address); }
   static __device__ __forceinline__ void store(int64_t address, Raw raw, float scale) {
     T value[8];
 #pragma unroll
@@ -141,9 +139,7 @@ template <class T, class Cache>
 struct DequantizeElement {
   using Raw = uint8_t;
   static constexpr bool kConverts = true;
-  static __device__ __forceinline__ Raw load(int64_t address) {
-    return __ldg(reinterpret_cast<const uint8_t *>(address));
-  }
+  static __device__ __forceinline__ Raw load(int64_t address) { return *reinterpret_cast<const uint8_t *>(address); }
   static __device__ __forceinline__ void store(int64_t address, Raw raw, float scale) {
     Cache stored;
     stored.bits = raw;
@@ -154,8 +150,8 @@ struct DequantizeElement {
 
 __device__ __forceinline__ int64_t load_slot(const KvArguments &copy, uint32_t token) {
   const int64_t place = token * copy.slot_step;
-  if (copy.wide_slots) return __ldg(reinterpret_cast<const long long *>(copy.slots) + place);
-  return __ldg(reinterpret_cast<const int *>(copy.slots) + place);
+  return copy.wide_slots ? reinterpret_cast<const int64_t *>(copy.slots)[place]
+                         : reinterpret_cast<const int32_t *>(copy.slots)[place];
 }
 
 __device__ __forceinline__ bool inside(const KvArguments &copy, int64_t slot) {
@@ -201,7 +197,7 @@ __device__ __forceinline__ int64_t unit_offset(const KvArguments::Side &side, Un
 
 template <class Unit>
 __device__ __forceinline__ float load_scale(const KvArguments &copy, uint32_t side) {
-  if constexpr (Unit::kConverts) return __ldg(copy.side[side].scale);
+  if constexpr (Unit::kConverts) return *copy.side[side].scale;
   return 1.0f;
 }
 
@@ -210,11 +206,13 @@ __device__ __forceinline__ float load_scale(const KvArguments &copy, uint32_t si
 // come later; so this is for few tokens. The unit is on its way meanwhile.
 template <class Unit>
 __global__ void __launch_bounds__(kFewThreads) append_few(const __grid_constant__ KvArguments copy) {
+  let_next_kernel_start();
   const uint32_t token = copy.parts.divide(blockIdx.x);
   const uint32_t index = (blockIdx.x - token * copy.parts.divisor) * blockDim.x + threadIdx.x;
   const bool active = index < copy.units.divisor;
-  const int64_t slot = load_slot(copy, token);
   const UnitPlace place = find_unit(copy, index);
+  wait_for_earlier_work();
+  const int64_t slot = load_slot(copy, token);
   typename Unit::Raw raw;
   float scale = 1.0f;
   if (active) {
@@ -244,6 +242,8 @@ __global__ void __launch_bounds__(kManyThreads, 2) append_many(const __grid_cons
   const uint32_t count = min(uint32_t(copy.tile), copy.tokens - first);
   const uint32_t total = count * copy.units.divisor;
 
+  let_next_kernel_start();
+  wait_for_earlier_work();
   typename Unit::Raw raw[kBatch];
   const auto load_batch = [&](uint32_t begin) {
 #pragma unroll
@@ -313,8 +313,10 @@ __global__ void __launch_bounds__(kManyThreads, 2) append_many(const __grid_cons
 // One thread for each unit of each token.
 template <class Unit>
 __global__ void __launch_bounds__(kFewThreads) gather_units(const __grid_constant__ KvArguments copy) {
+  let_next_kernel_start();
   const uint32_t index = blockIdx.x * kFewThreads + threadIdx.x;
   const uint32_t token = copy.units.divide(index);
+  wait_for_earlier_work();
   if (token >= copy.tokens) return;
   const UnitPlace place = find_unit(copy, index - token * copy.units.divisor);
   const KvArguments::Side &side = copy.side[place.side];
@@ -375,7 +377,8 @@ void launch_append(const KvArguments &whole, int64_t tokens, Stream stream) {
       int threads = kFewThreads;
       while (threads > 64 && threads / 2 >= units) threads /= 2;
       arguments.parts = Divider(uint32_t(ceil_div(units, threads)));
-      launch(append_few<Unit>, {int64_t(arguments.tokens) * arguments.parts.divisor, threads}, stream, arguments);
+      const int64_t blocks = int64_t(arguments.tokens) * arguments.parts.divisor;
+      launch(append_few<Unit>, {.blocks = blocks, .threads = threads, .early = true}, stream, arguments);
       return;
     }
     // Enough blocks for the card, and few enough to read the slots a few hundred times only.
@@ -383,7 +386,8 @@ void launch_append(const KvArguments &whole, int64_t tokens, Stream stream) {
     if (tile > kMaxTile) tile = kMaxTile;
     while (tile > 1 && tile * units > INT32_MAX) tile /= 2;
     arguments.tile = int(tile);
-    launch(append_many<Unit>, {ceil_div(arguments.tokens, tile), kManyThreads}, stream, arguments);
+    const int64_t blocks = ceil_div(arguments.tokens, tile);
+    launch(append_many<Unit>, {.blocks = blocks, .threads = kManyThreads, .early = true}, stream, arguments);
   });
 }
 
@@ -391,7 +395,8 @@ template <class Unit>
 void launch_gather(const KvArguments &whole, int64_t tokens, Stream stream) {
   const int64_t units = whole.units.divisor;
   for_each_part(whole, tokens, INT32_MAX / units, [&](const KvArguments &arguments) {
-    launch(gather_units<Unit>, {ceil_div(arguments.tokens * units, kFewThreads), kFewThreads}, stream, arguments);
+    const int64_t blocks = ceil_div(arguments.tokens * units, kFewThreads);
+    launch(gather_units<Unit>, {.blocks = blocks, .threads = kFewThreads, .early = true}, stream, arguments);
   });
 }
 

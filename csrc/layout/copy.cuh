@@ -30,7 +30,7 @@ template <bool kPacked>
 __device__ __forceinline__ uint4 load_within(int64_t segment, int64_t low, int64_t high) {
   constexpr int kCells = kPacked ? 32 : 16;
   if (segment >= low && segment + kCells <= high)
-    return __ldg(reinterpret_cast<const uint4 *>(kPacked ? segment >> 1 : segment));
+    return *reinterpret_cast<const uint4 *>(kPacked ? segment >> 1 : segment);
   uint32_t words[4] = {};
   const int64_t base = kPacked ? segment >> 1 : segment;
   const int64_t first = kPacked ? low >> 1 : low;

@@ -8,7 +8,9 @@ namespace {
 
 constexpr int64_t kIndexLimit = int64_t(1) << 31;
 
-Grid grid_for(int64_t threads) { return {ceil_div(threads, kCopyThreads), kCopyThreads}; }
+Grid grid_for(int64_t threads) {
+  return {.blocks = ceil_div(threads, kCopyThreads), .threads = kCopyThreads, .early = true};
+}
 
 DynamicArguments make_arguments(const DynamicCopy &copy, const Starts &starts) {
   DynamicArguments arguments = {};

@@ -41,8 +41,8 @@ struct DynamicArguments {
 
 __device__ __forceinline__ int64_t load_start(const DynamicArguments &copy, int64_t entry, int column) {
   const int64_t place = entry * copy.entry_stride + column * copy.column_stride;
-  if (copy.wide_starts) return __ldg(static_cast<const long long *>(copy.starts) + place);
-  return __ldg(static_cast<const int *>(copy.starts) + place);
+  return copy.wide_starts ? static_cast<const int64_t *>(copy.starts)[place]
+                          : static_cast<const int32_t *>(copy.starts)[place];
 }
 
 // place_start in steps along an axis as the kernel counts it.
@@ -65,8 +65,8 @@ struct Place {
   bool outside;
 };
 
-// `index` counts the block's entries over the first `axes` axes. All starts are loaded before any is
-// used, so that their latencies overlap.
+// `index` counts the block's entries over the first `axes` axes. Waits for earlier work, whose starts
+// these may be. All starts are loaded before any is used, so that their latencies overlap.
 __device__ __forceinline__ Place find_place(const DynamicArguments &copy, uint32_t index, int axes) {
   uint32_t coordinate[kMaxRank];
   int64_t start[kMaxRank];
@@ -85,6 +85,7 @@ __device__ __forceinline__ Place find_place(const DynamicArguments &copy, uint32
       }
     }
   }
+  wait_for_earlier_work();
 #pragma unroll
   for (int a = 0; a < kMaxRank; ++a) start[a] = a < copy.rank ? load_start(copy, entry, copy.axis[a].column) : 0;
 
@@ -116,6 +117,7 @@ __device__ __forceinline__ Place find_place(const DynamicArguments &copy, uint32
 template <Motion kMotion, bool kPacked>
 __global__ void __launch_bounds__(kCopyThreads) dynamic_runs(const __grid_constant__ DynamicArguments copy) {
   constexpr int kCells = kPacked ? 32 : 16;
+  let_next_kernel_start();
   uint32_t index = blockIdx.x * kCopyThreads + threadIdx.x;
   const bool active = index < copy.total;
   if (!active) index = copy.total - 1;
@@ -167,31 +169,33 @@ __global__ void __launch_bounds__(kCopyThreads) dynamic_runs(const __grid_consta
 // One thread for each element, along the shortest step of the side that is written.
 template <Motion kMotion, class Word>
 __global__ void __launch_bounds__(kCopyThreads) dynamic_elements(const __grid_constant__ DynamicArguments copy) {
+  let_next_kernel_start();
   const uint32_t index = blockIdx.x * kCopyThreads + threadIdx.x;
-  if (index >= copy.total) return;
-  const Place place = find_place(copy, index, copy.rank);
-  if (kMotion != Motion::read && place.outside) return;
+  const Place place = find_place(copy, min(index, copy.total - 1), copy.rank);
+  if (index >= copy.total || (kMotion != Motion::read && place.outside)) return;
   Word *to = reinterpret_cast<Word *>(kMotion == Motion::read ? place.block : place.window);
   const Word *from = reinterpret_cast<const Word *>(kMotion == Motion::read ? place.window : place.block);
   // An element that is wider than its alignment goes word by word.
   const int words = int(copy.element) / int(sizeof(Word));
   for (int word = 0; word < words; ++word)
-    to[word] = kMotion == Motion::zero || place.outside ? Word{} : __ldg(from + word);
+    to[word] = kMotion == Motion::zero || place.outside ? Word{} : from[word];
 }
 
 // One thread for each half byte, in two passes by the parity of its address: within a pass no byte
 // has two writers.
 __global__ void __launch_bounds__(kCopyThreads)
     dynamic_nibbles(const __grid_constant__ DynamicArguments copy, int parity) {
+  let_next_kernel_start();
   const uint32_t index = blockIdx.x * kCopyThreads + threadIdx.x;
-  if (index >= copy.total) return;
-  const Place place = find_place(copy, index, copy.rank);
-  if (!place.outside && (place.window & 1) == parity) copy_nibble(place.window, place.block);
+  const Place place = find_place(copy, min(index, copy.total - 1), copy.rank);
+  if (index < copy.total && !place.outside && (place.window & 1) == parity) copy_nibble(place.window, place.block);
 }
 
 template <class Index>
 __global__ void advance_starts(Index *starts, int64_t entries, int64_t stride, int64_t step, int64_t highest) {
+  let_next_kernel_start();
   const int64_t entry = int64_t(blockIdx.x) * kCopyThreads + threadIdx.x;
+  wait_for_earlier_work();
   if (entry >= entries) return;
   Index &start = starts[entry * stride];
   start = step > highest || int64_t(start) > highest - step ? Index(highest) : Index(start + step);

@@ -43,8 +43,9 @@ __device__ __forceinline__ void locate(const CopyAxes &axes, int64_t row, int64_
 // One thread for each sixteen aligned bytes of the destination; lanes without work stay for the
 // exchange of loads.
 template <bool kPacked, bool kWide>
-__global__ void __launch_bounds__(kCopyThreads, kPacked ? 6 : 8) copy_runs(const __grid_constant__ RunCopy copy) {
+__global__ void __launch_bounds__(kCopyThreads, kPacked ? 7 : 8) copy_runs(const __grid_constant__ RunCopy copy) {
   constexpr int kCells = kPacked ? 32 : 16;
+  let_next_kernel_start();
   int64_t index = int64_t(blockIdx.x) * kCopyThreads + threadIdx.x;
   const bool inside = index < copy.total;
   if (!inside) index = copy.total - 1;
@@ -57,6 +58,7 @@ __global__ void __launch_bounds__(kCopyThreads, kPacked ? 6 : 8) copy_runs(const
   const int begin = chunk > dest ? 0 : int(dest - chunk);
   const int64_t rest = dest + copy.run - chunk;
   const int end = rest < kCells ? int(rest) : kCells;
+  wait_for_earlier_work();
   copy_chunk<kPacked>(inside && begin < end, chunk, begin, end, source + (chunk - dest), copy.source_low,
                       copy.source_high);
 }
@@ -71,24 +73,26 @@ struct ElementCopy {
 // One thread for each element, along the shortest step of the destination.
 template <class Word, bool kWide>
 __global__ void __launch_bounds__(kCopyThreads) copy_elements(const __grid_constant__ ElementCopy copy) {
+  let_next_kernel_start();
   const int64_t index = int64_t(blockIdx.x) * kCopyThreads + threadIdx.x;
-  if (index >= copy.total) return;
   int64_t dest = copy.dest;
   int64_t source = copy.source;
   locate<kWide>(copy.axes, index, dest, source);
-  *reinterpret_cast<Word *>(dest) = __ldg(reinterpret_cast<const Word *>(source));
+  wait_for_earlier_work();
+  if (index < copy.total) *reinterpret_cast<Word *>(dest) = *reinterpret_cast<const Word *>(source);
 }
 
 // One thread for each half byte whose address has the given parity. Two passes write a destination
 // in which neighbouring half bytes belong to different runs: within a pass no byte has two writers.
 template <bool kWide>
 __global__ void __launch_bounds__(kCopyThreads) copy_nibbles(const __grid_constant__ ElementCopy copy, int parity) {
+  let_next_kernel_start();
   const int64_t index = int64_t(blockIdx.x) * kCopyThreads + threadIdx.x;
-  if (index >= copy.total) return;
   int64_t dest = copy.dest;
   int64_t source = copy.source;
   locate<kWide>(copy.axes, index, dest, source);
-  if ((dest & 1) == parity) copy_nibble(dest, source);
+  wait_for_earlier_work();
+  if (index < copy.total && (dest & 1) == parity) copy_nibble(dest, source);
 }
 
 // A transposing copy: the destination's shortest step is along `columns`, the source's along
@@ -112,6 +116,7 @@ constexpr int kTileThreadRows = 8;
 template <class Word>
 __global__ void __launch_bounds__(kTile *kTileThreadRows) copy_tiles(const __grid_constant__ TileCopy copy) {
   __shared__ Word tile[kTile][kTile + 1];
+  let_next_kernel_start();
   int64_t index = blockIdx.x;
   const int64_t across = index % copy.tiles_across * kTile;
   index /= copy.tiles_across;
@@ -123,12 +128,13 @@ __global__ void __launch_bounds__(kTile *kTileThreadRows) copy_tiles(const __gri
   const int lane = int(threadIdx.x % kTile);
   const int line = int(threadIdx.x / kTile);
   constexpr int64_t kBytes = sizeof(Word);
+  wait_for_earlier_work();
 #pragma unroll
   for (int i = line; i < kTile; i += kTileThreadRows) {
     const int64_t row = down + lane;
     const int64_t column = across + i;
     if (row < copy.rows && column < copy.columns)
-      tile[i][lane] = __ldg(reinterpret_cast<const Word *>(source + row * kBytes + column * copy.source_column_stride));
+      tile[i][lane] = *reinterpret_cast<const Word *>(source + row * kBytes + column * copy.source_column_stride);
   }
   __syncthreads();
 #pragma unroll
