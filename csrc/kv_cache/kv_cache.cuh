@@ -41,8 +41,10 @@ struct KvArguments {
 constexpr int kFewTokens = 1024;
 constexpr int kFewThreads = 256;
 constexpr int kManyTokens = 8192;  // of one launch
-constexpr int kManyThreads = 512;
-constexpr int kMaxTile = 32;
+constexpr int kManyThreads = 576;
+constexpr int kManyBlocks = 2;  // on a multiprocessor at once
+constexpr int kSearchers = 64;  // of the threads
+constexpr int kMaxTile = 64;
 
 // Units. A raw unit is what is loaded; nothing is computed before it is stored, so that the loads of
 // several units can be in flight together.
@@ -227,86 +229,102 @@ __global__ void __launch_bounds__(kFewThreads) append_few(const __grid_constant_
   Unit::store(page_address(side, find_page(copy, slot)) + unit_offset(side, place), raw, scale);
 }
 
-// The same for many tokens. A block has a tile of them and looks through the later tokens once for all
-// of its own, by a small table in shared memory, so that the slots are read once a tile.
+// The same for many tokens, where looking through the later ones takes a while. A block has a tile of
+// tokens. Most of its threads write them, whatever comes later; meanwhile the others look for later
+// tokens with the same slots, by a table in shared memory. In the end the block writes the last token
+// of such a slot over what it wrote there. Each block's last write to a place is thus the one that
+// stays, and so is the last of all.
 template <class Unit>
-__global__ void __launch_bounds__(kManyThreads, 2) append_many(const __grid_constant__ KvArguments copy) {
-  constexpr uint32_t kTable = 1024;
-  constexpr int kBatch = 4;
-  __shared__ uint32_t tokens_of[kTable];  // which tokens of the tile have a slot with this hash
+__global__ void __launch_bounds__(kManyThreads, kManyBlocks) append_many(const __grid_constant__ KvArguments copy) {
+  constexpr uint32_t kTable = 512;
+  constexpr int kWriters = kManyThreads - kSearchers;
+  constexpr int kBatch = sizeof(typename Unit::Raw) > 16 ? 2 : 4;
+  constexpr int kLook = 8;
+  __shared__ unsigned long long tokens_of[kTable];  // which tokens of the tile have a slot with this hash
   __shared__ int64_t own[kMaxTile];
   __shared__ int64_t page[2][kMaxTile];
-  __shared__ uint32_t skipped;
+  __shared__ bool skipped[kMaxTile];
+  __shared__ uint32_t last[kMaxTile];  // the last token with the same slot, or 0
 
+  let_next_kernel_start();
   const uint32_t first = blockIdx.x * copy.tile;
   const uint32_t count = min(uint32_t(copy.tile), copy.tokens - first);
   const uint32_t total = count * copy.units.divisor;
+  for (uint32_t i = threadIdx.x; i < kTable; i += kManyThreads) tokens_of[i] = 0;
+  if (threadIdx.x < kMaxTile) last[threadIdx.x] = 0;
 
-  let_next_kernel_start();
-  wait_for_earlier_work();
   typename Unit::Raw raw[kBatch];
   const auto load_batch = [&](uint32_t begin) {
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
-      const uint32_t index = begin + i * kManyThreads;
+      const uint32_t index = begin + i * kWriters;
       if (index >= total) continue;
       const uint32_t token = copy.units.divide(index);
       const UnitPlace place = find_unit(copy, index - token * copy.units.divisor);
       raw[i] = Unit::load(token_address(copy.side[place.side], first + token, place));
     }
   };
-  load_batch(threadIdx.x);
-
-  for (uint32_t i = threadIdx.x; i < kTable; i += kManyThreads) tokens_of[i] = 0;
-  if (threadIdx.x == 0) skipped = 0;
+  wait_for_earlier_work();
+  const bool writes = threadIdx.x < kWriters;
+  if (writes) load_batch(threadIdx.x);
+  const int64_t slot = threadIdx.x < count ? load_slot(copy, first + threadIdx.x) : -1;
+  const float scales[2] = {load_scale<Unit>(copy, 0), load_scale<Unit>(copy, 1)};
   __syncthreads();
   if (threadIdx.x < count) {
-    const int64_t slot = load_slot(copy, first + threadIdx.x);
-    const uint32_t bit = 1u << threadIdx.x;
     own[threadIdx.x] = slot;
+    skipped[threadIdx.x] = !inside(copy, slot);
     if (inside(copy, slot)) {
-      atomicOr(&tokens_of[uint32_t(slot) % kTable], bit);
+      atomicOr(&tokens_of[uint32_t(slot) % kTable], 1ull << threadIdx.x);
       const Page found = find_page(copy, slot);
       for (int side = 0; side < 2; ++side) page[side][threadIdx.x] = page_address(copy.side[side], found);
-    } else {
-      atomicOr(&skipped, bit);
     }
   }
   __syncthreads();
-  for (uint32_t begin = first + 1 + threadIdx.x; begin < copy.tokens; begin += kBatch * kManyThreads) {
-    int64_t slot[kBatch];
+
+  bool superseded = false;
+  if (writes) {
+    for (uint32_t begin = threadIdx.x; begin < total; begin += kBatch * kWriters) {
+      if (begin != threadIdx.x) load_batch(begin);
 #pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      const uint32_t later = begin + i * kManyThreads;
-      slot[i] = later < copy.tokens ? load_slot(copy, later) : -1;
+      for (int i = 0; i < kBatch; ++i) {
+        const uint32_t index = begin + i * kWriters;
+        if (index >= total) continue;
+        const uint32_t token = copy.units.divide(index);
+        if (skipped[token]) continue;
+        const UnitPlace place = find_unit(copy, index - token * copy.units.divisor);
+        Unit::store(page[place.side][token] + unit_offset(copy.side[place.side], place), raw[i], scales[place.side]);
+      }
     }
+  } else {
+    for (uint32_t begin = first + 1 + threadIdx.x - kWriters; begin < copy.tokens; begin += kLook * kSearchers) {
+      int64_t found[kLook];
 #pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      const uint32_t later = begin + i * kManyThreads - first;
-      uint32_t candidates = tokens_of[uint32_t(slot[i]) % kTable];
-      if (later < kMaxTile) candidates &= (1u << later) - 1u;
-      for (; candidates != 0; candidates &= candidates - 1) {
-        const int token = __ffs(int(candidates)) - 1;
-        if (own[token] == slot[i]) atomicOr(&skipped, 1u << token);
+      for (int i = 0; i < kLook; ++i) {
+        const uint32_t later = begin + i * kSearchers;
+        found[i] = later < copy.tokens ? load_slot(copy, later) : -1;
+      }
+#pragma unroll
+      for (int i = 0; i < kLook; ++i) {
+        const uint32_t later = begin + i * kSearchers;
+        unsigned long long candidates = tokens_of[uint32_t(found[i]) % kTable];
+        if (later - first < kMaxTile) candidates &= (1ull << (later - first)) - 1;
+        for (; candidates != 0; candidates &= candidates - 1) {
+          const int token = __ffsll(static_cast<long long>(candidates)) - 1;
+          if (own[token] != found[i]) continue;
+          atomicMax(&last[token], later);
+          superseded = true;
+        }
       }
     }
   }
-  __syncthreads();
-
-  const uint32_t skip = skipped;
-  const float scales[2] = {load_scale<Unit>(copy, 0), load_scale<Unit>(copy, 1)};
-  for (uint32_t begin = threadIdx.x; begin < total; begin += kBatch * kManyThreads) {
-    if (begin != threadIdx.x) load_batch(begin);
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      const uint32_t index = begin + i * kManyThreads;
-      if (index >= total) continue;
-      const uint32_t token = copy.units.divide(index);
-      if (skip >> token & 1u) continue;
-      const UnitPlace place = find_unit(copy, index - token * copy.units.divisor);
-      Unit::store(page[place.side][token] + unit_offset(copy.side[place.side], place), raw[i],
-                  place.side ? scales[1] : scales[0]);
-    }
+  if (!__syncthreads_or(superseded)) return;
+  for (uint32_t index = threadIdx.x; index < total; index += kManyThreads) {
+    const uint32_t token = copy.units.divide(index);
+    if (last[token] == 0) continue;
+    const UnitPlace place = find_unit(copy, index - token * copy.units.divisor);
+    const KvArguments::Side &side = copy.side[place.side];
+    Unit::store(page[place.side][token] + unit_offset(side, place), Unit::load(token_address(side, last[token], place)),
+                scales[place.side]);
   }
 }
 
@@ -382,7 +400,7 @@ void launch_append(const KvArguments &whole, int64_t tokens, Stream stream) {
       return;
     }
     // Enough blocks for the card, and few enough to read the slots a few hundred times only.
-    int64_t tile = ceil_div(arguments.tokens, 256);
+    int64_t tile = ceil_div(arguments.tokens, kManyTokens / 32);
     if (tile > kMaxTile) tile = kMaxTile;
     while (tile > 1 && tile * units > INT32_MAX) tile /= 2;
     arguments.tile = int(tile);

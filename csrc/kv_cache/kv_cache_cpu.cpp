@@ -77,9 +77,9 @@ void with_move(const KvCopy &copy, const Body &body) {
   const int64_t dim = copy.dim;
   if (copy.converts()) {
     dispatch_dtype<float16, bfloat16, float>(copy.dtype, [&](auto type) {
-      using T = typename decltype(type)::type;
+      using T = decltype(type)::type;
       dispatch_dtype<float8_e4m3fn, float8_e5m2>(copy.cache_dtype, [&](auto cache_type) {
-        using Cache = typename decltype(cache_type)::type;
+        using Cache = decltype(cache_type)::type;
         body([dim](Row to, Row from, const KvSide &side) {
           if constexpr (kGather) {
             dequantize_row<T, Cache>(to, from, dim, *side.scale);

@@ -177,8 +177,7 @@ __global__ void __launch_bounds__(kCopyThreads) dynamic_elements(const __grid_co
   const Word *from = reinterpret_cast<const Word *>(kMotion == Motion::read ? place.window : place.block);
   // An element that is wider than its alignment goes word by word.
   const int words = int(copy.element) / int(sizeof(Word));
-  for (int word = 0; word < words; ++word)
-    to[word] = kMotion == Motion::zero || place.outside ? Word{} : from[word];
+  for (int word = 0; word < words; ++word) to[word] = kMotion == Motion::zero || place.outside ? Word{} : from[word];
 }
 
 // One thread for each half byte, in two passes by the parity of its address: within a pass no byte

@@ -60,9 +60,9 @@ class DynamicPlan : public Plan {
     dynamic_copy_cpu(motion, large, block, starts);
   }
 
-  Shape large_;
-  Shape block_;
-  Shape starts_;
+  Shape large_ = {};
+  Shape block_ = {};
+  Shape starts_ = {};
   bool batched_;
   bool clamp_;
   bool empty_;
