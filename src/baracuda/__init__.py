@@ -16,7 +16,25 @@ from baracuda.errors import (
     UnsupportedError,
     WorkspaceTooSmallError,
 )
-from baracuda.layout import WriteSliceDescriptor, WriteSlicePlan, write_slice
+from baracuda.kv_cache import (
+    KvCacheAppendDescriptor,
+    KvCacheAppendPlan,
+    KvCacheGatherDescriptor,
+    KvCacheGatherPlan,
+    kv_cache_append,
+    kv_cache_gather,
+)
+from baracuda.layout import (
+    DynamicWriteSliceBackwardDescriptor,
+    DynamicWriteSliceBackwardPlan,
+    DynamicWriteSliceDescriptor,
+    DynamicWriteSlicePlan,
+    WriteSliceDescriptor,
+    WriteSlicePlan,
+    dynamic_update_slice,
+    dynamic_update_slice_backward,
+    write_slice,
+)
 from baracuda.plan import KernelSku, Operand, PlanCost, PlanPreference, PrecisionGuarantee
 
 __version__ = _core.version
@@ -26,8 +44,16 @@ __all__ = [
     "BoundPlan",
     "BufferTooSmallError",
     "CudaError",
+    "DynamicWriteSliceBackwardDescriptor",
+    "DynamicWriteSliceBackwardPlan",
+    "DynamicWriteSliceDescriptor",
+    "DynamicWriteSlicePlan",
     "InvalidProblemError",
     "KernelSku",
+    "KvCacheAppendDescriptor",
+    "KvCacheAppendPlan",
+    "KvCacheGatherDescriptor",
+    "KvCacheGatherPlan",
     "MisalignedOperandError",
     "Operand",
     "Plan",
@@ -42,7 +68,11 @@ __all__ = [
     "asarray",
     "cuda_device_count",
     "cuda_unavailable_reason",
+    "dynamic_update_slice",
+    "dynamic_update_slice_backward",
     "empty",
+    "kv_cache_append",
+    "kv_cache_gather",
     "pack_int4",
     "plan_cache_clear",
     "plan_cache_info",
