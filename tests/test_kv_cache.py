@@ -566,3 +566,36 @@ def test_runs_agree_bit_for_bit(tokens: int) -> None:
         bc.kv_cache_append(key, value, *caches, slots)
         outcomes.append(torch.stack(caches))
     assert all(torch.equal(outcomes[0], outcome) for outcome in outcomes)
+
+
+@pytest.mark.requires("gpu", "torch.cuda")
+@pytest.mark.parametrize("tokens", [700, 3000, 9000])
+@pytest.mark.parametrize("captured", [False, True], ids=["eager", "captured"])
+def test_slots_from_the_kernel_before(tokens: int, captured: bool) -> None:
+    """A write of the library's own makes the slots just before: other slots each time, some of them twice. A kernel
+    that looked at them too early would leave an earlier token."""
+    torch = support.torch()
+    rounds, capacity = 12, 4096
+    chosen = torch.randint(0, capacity, (rounds, tokens), device="cuda")
+    slots = torch.zeros(tokens, dtype=torch.int64, device="cuda")
+    numbers = torch.arange(1, tokens + 1, device="cuda")
+    key = numbers.int().repeat_interleave(16).reshape(tokens, 1, 16)
+    caches = torch.zeros((rounds, 2, capacity // 16, 16, 1, 16), dtype=torch.int32, device="cuda")
+
+    def work() -> None:
+        for step in range(rounds):
+            bc.write_slice(slots, chosen[step], ...)
+            bc.kv_cache_append(key, key, *caches[step], slots)
+
+    work()
+    if captured:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            work()
+        caches.zero_()
+        graph.replay()
+    expected = torch.zeros((rounds, capacity), dtype=torch.int64, device="cuda")
+    expected.scatter_reduce_(1, chosen, numbers.expand(rounds, -1), "amax")
+    for part in range(2):
+        got = caches[:, part].reshape(rounds, capacity, 16)
+        assert torch.equal(got, expected[:, :, None].expand_as(got).int())

@@ -35,16 +35,14 @@ struct KvArguments {
   Divider row_units;  // of one head
   Divider heads;
   Divider parts;  // blocks for each token, where a block works on one token
-  int tile;       // tokens for each block, where it works on several
 };
 
 constexpr int kFewTokens = 1024;
 constexpr int kFewThreads = 256;
+constexpr int kUnitThreads = 256;
 constexpr int kManyTokens = 8192;  // of one launch
-constexpr int kManyThreads = 576;
-constexpr int kManyBlocks = 2;  // on a multiprocessor at once
-constexpr int kSearchers = 64;  // of the threads
-constexpr int kMaxTile = 64;
+constexpr int kMendThreads = 512;
+constexpr int kMendTile = 64;  // tokens of a block
 
 // Units. A raw unit is what is loaded; nothing is computed before it is stored, so that the loads of
 // several units can be in flight together.
@@ -156,6 +154,13 @@ __device__ __forceinline__ int64_t load_slot(const KvArguments &copy, uint32_t t
                          : reinterpret_cast<const int32_t *>(copy.slots)[place];
 }
 
+// The same past the L1 cache, for a kernel that hasn't waited yet: its lines may be from before.
+__device__ __forceinline__ int64_t load_fresh_slot(const KvArguments &copy, uint32_t token) {
+  const int64_t place = token * copy.slot_step;
+  return copy.wide_slots ? __ldcg(reinterpret_cast<const long long *>(copy.slots) + place)
+                         : __ldcg(reinterpret_cast<const int *>(copy.slots) + place);
+}
+
 __device__ __forceinline__ bool inside(const KvArguments &copy, int64_t slot) {
   return slot >= 0 && slot < copy.capacity;
 }
@@ -229,110 +234,90 @@ __global__ void __launch_bounds__(kFewThreads) append_few(const __grid_constant_
   Unit::store(page_address(side, find_page(copy, slot)) + unit_offset(side, place), raw, scale);
 }
 
-// The same for many tokens, where looking through the later ones takes a while. A block has a tile of
-// tokens. Most of its threads write them, whatever comes later; meanwhile the others look for later
-// tokens with the same slots, by a table in shared memory. In the end the block writes the last token
-// of such a slot over what it wrote there. Each block's last write to a place is thus the one that
-// stays, and so is the last of all.
+// Many tokens: one thread for each unit of each token writes it, whatever comes later.
 template <class Unit>
-__global__ void __launch_bounds__(kManyThreads, kManyBlocks) append_many(const __grid_constant__ KvArguments copy) {
+__global__ void __launch_bounds__(kUnitThreads) append_units(const __grid_constant__ KvArguments copy) {
+  const uint32_t index = blockIdx.x * kUnitThreads + threadIdx.x;
+  const uint32_t token = copy.units.divide(index);
+  const UnitPlace place = find_unit(copy, index - token * copy.units.divisor);
+  wait_for_earlier_work();
+  // Not sooner, for mend_units reads slots before it waits.
+  let_next_kernel_start();
+  if (token >= copy.tokens) return;
+  const KvArguments::Side &side = copy.side[place.side];
+  const int64_t slot = load_slot(copy, token);
+  const auto raw = Unit::load(token_address(side, token, place));
+  if (!inside(copy, slot)) return;
+  Unit::store(page_address(side, find_page(copy, slot)) + unit_offset(side, place), raw,
+              load_scale<Unit>(copy, place.side));
+}
+
+// What append_units leaves to do where a slot comes again later: the last token is written there once
+// more. A block has a tile of tokens and looks through all that come later, by a table in shared
+// memory. It looks while append_units still writes: whatever made the slots was done before any block
+// of that could let this kernel start.
+template <class Unit>
+__global__ void __launch_bounds__(kMendThreads) mend_units(const __grid_constant__ KvArguments copy) {
   constexpr uint32_t kTable = 512;
-  constexpr int kWriters = kManyThreads - kSearchers;
-  constexpr int kBatch = sizeof(typename Unit::Raw) > 16 ? 2 : 4;
   constexpr int kLook = 8;
   __shared__ unsigned long long tokens_of[kTable];  // which tokens of the tile have a slot with this hash
-  __shared__ int64_t own[kMaxTile];
-  __shared__ int64_t page[2][kMaxTile];
-  __shared__ bool skipped[kMaxTile];
-  __shared__ uint32_t last[kMaxTile];  // the last token with the same slot, or 0
+  __shared__ int64_t own[kMendTile];
+  __shared__ uint32_t last[kMendTile];  // the last token with the same slot, or 0
 
   let_next_kernel_start();
-  const uint32_t first = blockIdx.x * copy.tile;
-  const uint32_t count = min(uint32_t(copy.tile), copy.tokens - first);
-  const uint32_t total = count * copy.units.divisor;
-  for (uint32_t i = threadIdx.x; i < kTable; i += kManyThreads) tokens_of[i] = 0;
-  if (threadIdx.x < kMaxTile) last[threadIdx.x] = 0;
-
-  typename Unit::Raw raw[kBatch];
-  const auto load_batch = [&](uint32_t begin) {
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      const uint32_t index = begin + i * kWriters;
-      if (index >= total) continue;
-      const uint32_t token = copy.units.divide(index);
-      const UnitPlace place = find_unit(copy, index - token * copy.units.divisor);
-      raw[i] = Unit::load(token_address(copy.side[place.side], first + token, place));
-    }
-  };
-  wait_for_earlier_work();
-  const bool writes = threadIdx.x < kWriters;
-  if (writes) load_batch(threadIdx.x);
-  const int64_t slot = threadIdx.x < count ? load_slot(copy, first + threadIdx.x) : -1;
-  const float scales[2] = {load_scale<Unit>(copy, 0), load_scale<Unit>(copy, 1)};
+  const uint32_t first = blockIdx.x * kMendTile;
+  const uint32_t count = min(uint32_t(kMendTile), copy.tokens - first);
+  const int64_t slot = threadIdx.x < count ? load_fresh_slot(copy, first + threadIdx.x) : -1;
+  for (uint32_t i = threadIdx.x; i < kTable; i += kMendThreads) tokens_of[i] = 0;
   __syncthreads();
   if (threadIdx.x < count) {
     own[threadIdx.x] = slot;
-    skipped[threadIdx.x] = !inside(copy, slot);
-    if (inside(copy, slot)) {
-      atomicOr(&tokens_of[uint32_t(slot) % kTable], 1ull << threadIdx.x);
-      const Page found = find_page(copy, slot);
-      for (int side = 0; side < 2; ++side) page[side][threadIdx.x] = page_address(copy.side[side], found);
-    }
+    last[threadIdx.x] = 0;
+    if (inside(copy, slot)) atomicOr(&tokens_of[uint32_t(slot) % kTable], 1ull << threadIdx.x);
   }
   __syncthreads();
-
-  bool superseded = false;
-  if (writes) {
-    for (uint32_t begin = threadIdx.x; begin < total; begin += kBatch * kWriters) {
-      if (begin != threadIdx.x) load_batch(begin);
+  bool again = false;
+  for (uint32_t begin = first + 1 + threadIdx.x; begin < copy.tokens; begin += kLook * kMendThreads) {
+    int64_t found[kLook];
 #pragma unroll
-      for (int i = 0; i < kBatch; ++i) {
-        const uint32_t index = begin + i * kWriters;
-        if (index >= total) continue;
-        const uint32_t token = copy.units.divide(index);
-        if (skipped[token]) continue;
-        const UnitPlace place = find_unit(copy, index - token * copy.units.divisor);
-        Unit::store(page[place.side][token] + unit_offset(copy.side[place.side], place), raw[i], scales[place.side]);
-      }
+    for (int i = 0; i < kLook; ++i) {
+      const uint32_t later = begin + i * kMendThreads;
+      found[i] = later < copy.tokens ? load_fresh_slot(copy, later) : -1;
     }
-  } else {
-    for (uint32_t begin = first + 1 + threadIdx.x - kWriters; begin < copy.tokens; begin += kLook * kSearchers) {
-      int64_t found[kLook];
 #pragma unroll
-      for (int i = 0; i < kLook; ++i) {
-        const uint32_t later = begin + i * kSearchers;
-        found[i] = later < copy.tokens ? load_slot(copy, later) : -1;
-      }
-#pragma unroll
-      for (int i = 0; i < kLook; ++i) {
-        const uint32_t later = begin + i * kSearchers;
-        unsigned long long candidates = tokens_of[uint32_t(found[i]) % kTable];
-        if (later - first < kMaxTile) candidates &= (1ull << (later - first)) - 1;
-        for (; candidates != 0; candidates &= candidates - 1) {
-          const int token = __ffsll(static_cast<long long>(candidates)) - 1;
-          if (own[token] != found[i]) continue;
-          atomicMax(&last[token], later);
-          superseded = true;
-        }
+    for (int i = 0; i < kLook; ++i) {
+      const uint32_t later = begin + i * kMendThreads;
+      unsigned long long candidates = tokens_of[uint32_t(found[i]) % kTable];
+      if (later - first < kMendTile) candidates &= (1ull << (later - first)) - 1;
+      for (; candidates != 0; candidates &= candidates - 1) {
+        const int token = __ffsll(static_cast<long long>(candidates)) - 1;
+        if (own[token] != found[i]) continue;
+        atomicMax(&last[token], later);
+        again = true;
       }
     }
   }
-  if (!__syncthreads_or(superseded)) return;
-  for (uint32_t index = threadIdx.x; index < total; index += kManyThreads) {
-    const uint32_t token = copy.units.divide(index);
+  again = __syncthreads_or(again);
+  wait_for_earlier_work();
+  if (!again) return;
+  const uint32_t units = copy.units.divisor;
+  for (uint32_t token = 0; token < count; ++token) {
     if (last[token] == 0) continue;
-    const UnitPlace place = find_unit(copy, index - token * copy.units.divisor);
-    const KvArguments::Side &side = copy.side[place.side];
-    Unit::store(page[place.side][token] + unit_offset(side, place), Unit::load(token_address(side, last[token], place)),
-                scales[place.side]);
+    const Page page = find_page(copy, own[token]);
+    for (uint32_t index = threadIdx.x; index < units; index += kMendThreads) {
+      const UnitPlace place = find_unit(copy, index);
+      const KvArguments::Side &side = copy.side[place.side];
+      Unit::store(page_address(side, page) + unit_offset(side, place),
+                  Unit::load(token_address(side, last[token], place)), load_scale<Unit>(copy, place.side));
+    }
   }
 }
 
 // One thread for each unit of each token.
 template <class Unit>
-__global__ void __launch_bounds__(kFewThreads) gather_units(const __grid_constant__ KvArguments copy) {
+__global__ void __launch_bounds__(kUnitThreads) gather_units(const __grid_constant__ KvArguments copy) {
   let_next_kernel_start();
-  const uint32_t index = blockIdx.x * kFewThreads + threadIdx.x;
+  const uint32_t index = blockIdx.x * kUnitThreads + threadIdx.x;
   const uint32_t token = copy.units.divide(index);
   wait_for_earlier_work();
   if (token >= copy.tokens) return;
@@ -390,22 +375,22 @@ void for_each_part(KvArguments arguments, int64_t tokens, int64_t limit, const B
 template <class Unit>
 void launch_append(const KvArguments &whole, int64_t tokens, Stream stream) {
   const int64_t units = whole.units.divisor;
-  for_each_part(whole, tokens, kManyTokens, [&](KvArguments arguments) {
-    if (arguments.tokens <= kFewTokens) {
-      int threads = kFewThreads;
-      while (threads > 64 && threads / 2 >= units) threads /= 2;
-      arguments.parts = Divider(uint32_t(ceil_div(units, threads)));
-      const int64_t blocks = int64_t(arguments.tokens) * arguments.parts.divisor;
-      launch(append_few<Unit>, {.blocks = blocks, .threads = threads, .early = true}, stream, arguments);
-      return;
-    }
-    // Enough blocks for the card, and few enough to read the slots a few hundred times only.
-    int64_t tile = ceil_div(arguments.tokens, kManyTokens / 32);
-    if (tile > kMaxTile) tile = kMaxTile;
-    while (tile > 1 && tile * units > INT32_MAX) tile /= 2;
-    arguments.tile = int(tile);
-    const int64_t blocks = ceil_div(arguments.tokens, tile);
-    launch(append_many<Unit>, {.blocks = blocks, .threads = kManyThreads, .early = true}, stream, arguments);
+  if (tokens <= kFewTokens && tokens * units <= INT32_MAX) {
+    KvArguments arguments = whole;
+    arguments.tokens = uint32_t(tokens);
+    int threads = kUnitThreads;
+    while (threads > 64 && threads / 2 >= units) threads /= 2;
+    arguments.parts = Divider(uint32_t(ceil_div(units, threads)));
+    const int64_t blocks = tokens * arguments.parts.divisor;
+    launch(append_few<Unit>, {.blocks = blocks, .threads = threads, .early = true}, stream, arguments);
+    return;
+  }
+  const int64_t most = INT32_MAX / units;
+  for_each_part(whole, tokens, most < kManyTokens ? most : kManyTokens, [&](const KvArguments &arguments) {
+    const int64_t blocks = ceil_div(arguments.tokens * units, kUnitThreads);
+    launch(append_units<Unit>, {.blocks = blocks, .threads = kUnitThreads, .early = true}, stream, arguments);
+    const int64_t tiles = ceil_div(arguments.tokens, kMendTile);
+    launch(mend_units<Unit>, {.blocks = tiles, .threads = kMendThreads, .early = true}, stream, arguments);
   });
 }
 
@@ -413,8 +398,8 @@ template <class Unit>
 void launch_gather(const KvArguments &whole, int64_t tokens, Stream stream) {
   const int64_t units = whole.units.divisor;
   for_each_part(whole, tokens, INT32_MAX / units, [&](const KvArguments &arguments) {
-    const int64_t blocks = ceil_div(arguments.tokens * units, kFewThreads);
-    launch(gather_units<Unit>, {.blocks = blocks, .threads = kFewThreads, .early = true}, stream, arguments);
+    const int64_t blocks = ceil_div(arguments.tokens * units, kUnitThreads);
+    launch(gather_units<Unit>, {.blocks = blocks, .threads = kUnitThreads, .early = true}, stream, arguments);
   });
 }
 

@@ -53,7 +53,7 @@ class KvCacheAppendDescriptor(Descriptor, operator="kv_cache_append"):
 
 
 class KvCacheAppendPlan(Plan):
-    """Writes the keys and values of tokens to their slots of a paged cache, both in one launch.
+    """Writes the keys and values of tokens to their slots of a paged cache, both at once.
 
     Slot ``s`` is place ``s % block_size`` of block ``s // block_size``. A slot below 0 or not below
     ``blocks * block_size`` skips its token. Of several tokens with the same slot the last one stays, on every
@@ -70,7 +70,7 @@ class KvCacheAppendPlan(Plan):
     saturated: what is beyond the largest finite number, infinities included, becomes that number. NaN becomes
     0x7f. Without one no bit is changed. ``path`` is ``"copy"``, ``"convert"`` or ``"empty"``.
 
-    One launch takes up to 8192 tokens; more tokens are written by several, one after another.
+    On a GPU up to 1024 tokens are one launch; more are two for each 8192 of them.
 
     >>> import numpy as np, baracuda as bc
     >>> plan = bc.KvCacheAppendPlan(tokens=3, heads=1, dim=1, blocks=2, block_size=2, dtype="int8", device="cpu")
