@@ -173,3 +173,12 @@ PROBLEMS += [
         ("float32", "float8_e4m3fn", "int32"),
     )
 ]
+PROBLEMS += [
+    Problem(
+        f"kv_cache_append many {dtype} {cache_dtype or ''}".strip(),
+        bc.KvCacheAppendPlan,
+        {**_KV_CACHE, "tokens": 2100, "dtype": dtype, "cache_dtype": cache_dtype},
+        _KV_VALUES,
+    )
+    for dtype, cache_dtype in (("float32", None), ("bfloat16", "float8_e5m2"))
+]

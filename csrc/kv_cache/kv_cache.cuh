@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <bit>
+
 #include "kv_cache/kv_cache.h"
 #include "runtime/launch.cuh"
 
@@ -34,15 +36,12 @@ struct KvArguments {
   Divider units;
   Divider row_units;  // of one head
   Divider heads;
-  Divider parts;  // blocks for each token, where a block works on one token
+  Divider parts;   // blocks for each token, where a block works on one token
+  uint32_t *last;  // for each token the last one with the same slot, where that is found first
 };
 
-constexpr int kFewTokens = 1024;
 constexpr int kFewThreads = 256;
 constexpr int kUnitThreads = 256;
-constexpr int kManyTokens = 8192;  // of one launch
-constexpr int kMendThreads = 512;
-constexpr int kMendTile = 64;  // tokens of a block
 
 // Units. A raw unit is what is loaded; nothing is computed before it is stored, so that the loads of
 // several units can be in flight together.
@@ -154,13 +153,6 @@ __device__ __forceinline__ int64_t load_slot(const KvArguments &copy, uint32_t t
                          : reinterpret_cast<const int32_t *>(copy.slots)[place];
 }
 
-// The same past the L1 cache, for a kernel that hasn't waited yet: its lines may be from before.
-__device__ __forceinline__ int64_t load_fresh_slot(const KvArguments &copy, uint32_t token) {
-  const int64_t place = token * copy.slot_step;
-  return copy.wide_slots ? __ldcg(reinterpret_cast<const long long *>(copy.slots) + place)
-                         : __ldcg(reinterpret_cast<const int *>(copy.slots) + place);
-}
-
 __device__ __forceinline__ bool inside(const KvArguments &copy, int64_t slot) {
   return slot >= 0 && slot < copy.capacity;
 }
@@ -234,15 +226,72 @@ __global__ void __launch_bounds__(kFewThreads) append_few(const __grid_constant_
   Unit::store(page_address(side, find_page(copy, slot)) + unit_offset(side, place), raw, scale);
 }
 
-// Many tokens: one thread for each unit of each token writes it, whatever comes later.
+// For each token of a block's share, the last one with the same slot. The block keeps the slots of its
+// share in a table in shared memory and looks up all that come later.
+__device__ __forceinline__ void find_last(const KvArguments &copy) {
+  constexpr uint32_t kEntries = 2 * kUnitThreads;
+  constexpr int kLook = 8;
+  static_assert((kEntries & (kEntries - 1)) == 0);
+  using Key = unsigned long long;
+  constexpr Key kFree = ~Key(0);  // no slot: those are numbers below the capacity
+  __shared__ Key slots[kEntries];
+  __shared__ uint32_t last[kEntries];
+
+  const uint32_t token = blockIdx.x * kUnitThreads + threadIdx.x;
+  const int64_t own = token < copy.tokens ? load_slot(copy, token) : -1;
+  for (uint32_t i = threadIdx.x; i < kEntries; i += kUnitThreads) {
+    slots[i] = kFree;
+    last[i] = 0;
+  }
+  __syncthreads();
+  const auto first_entry = [](int64_t slot) {
+    return uint32_t(slot) * 2654435769u >> (32 - std::bit_width(kEntries - 1));  // Fibonacci hashing
+  };
+  uint32_t entry = 0;
+  if (inside(copy, own)) {
+    entry = first_entry(own);
+    for (;; entry = (entry + 1) % kEntries) {
+      const Key before = atomicCAS(&slots[entry], kFree, Key(own));
+      if (before == kFree || before == Key(own)) break;
+    }
+    atomicMax(&last[entry], token);
+  }
+  __syncthreads();
+  const uint32_t end = (blockIdx.x + 1) * kUnitThreads;
+  for (uint32_t begin = end + threadIdx.x; begin < copy.tokens; begin += kLook * kUnitThreads) {
+    int64_t found[kLook];
+#pragma unroll
+    for (int i = 0; i < kLook; ++i) {
+      const uint32_t later = begin + i * kUnitThreads;
+      found[i] = later < copy.tokens ? load_slot(copy, later) : -1;
+    }
+#pragma unroll
+    for (int i = 0; i < kLook; ++i) {
+      // What is outside is no key, so it ends at a free entry.
+      uint32_t place = first_entry(found[i]);
+      while (slots[place] != kFree && slots[place] != Key(found[i])) place = (place + 1) % kEntries;
+      if (slots[place] != kFree) atomicMax(&last[place], begin + i * kUnitThreads);
+    }
+  }
+  __syncthreads();
+  if (token < copy.tokens) copy.last[token] = inside(copy, own) ? last[entry] : token;
+}
+
+// Many tokens: one thread for each unit of each token writes it, whatever comes later. Beside them the
+// first blocks find out which slots come again.
 template <class Unit>
 __global__ void __launch_bounds__(kUnitThreads) append_units(const __grid_constant__ KvArguments copy) {
-  const uint32_t index = blockIdx.x * kUnitThreads + threadIdx.x;
+  let_next_kernel_start();
+  const uint32_t finders = (copy.tokens + kUnitThreads - 1) / kUnitThreads;
+  if (blockIdx.x < finders) {
+    wait_for_earlier_work();
+    find_last(copy);
+    return;
+  }
+  const uint32_t index = (blockIdx.x - finders) * kUnitThreads + threadIdx.x;
   const uint32_t token = copy.units.divide(index);
   const UnitPlace place = find_unit(copy, index - token * copy.units.divisor);
   wait_for_earlier_work();
-  // Not sooner, for mend_units reads slots before it waits.
-  let_next_kernel_start();
   if (token >= copy.tokens) return;
   const KvArguments::Side &side = copy.side[place.side];
   const int64_t slot = load_slot(copy, token);
@@ -252,63 +301,25 @@ __global__ void __launch_bounds__(kUnitThreads) append_units(const __grid_consta
               load_scale<Unit>(copy, place.side));
 }
 
-// What append_units leaves to do where a slot comes again later: the last token is written there once
-// more. A block has a tile of tokens and looks through all that come later, by a table in shared
-// memory. It looks while append_units still writes: whatever made the slots was done before any block
-// of that could let this kernel start.
+// What append_units leaves to do where a slot comes again: the last token is written there once more.
+// A block has as many tokens as a warp has lanes.
 template <class Unit>
-__global__ void __launch_bounds__(kMendThreads) mend_units(const __grid_constant__ KvArguments copy) {
-  constexpr uint32_t kTable = 512;
-  constexpr int kLook = 8;
-  __shared__ unsigned long long tokens_of[kTable];  // which tokens of the tile have a slot with this hash
-  __shared__ int64_t own[kMendTile];
-  __shared__ uint32_t last[kMendTile];  // the last token with the same slot, or 0
-
+__global__ void __launch_bounds__(kUnitThreads) mend_units(const __grid_constant__ KvArguments copy) {
+  constexpr uint32_t kLanes = 32;
   let_next_kernel_start();
-  const uint32_t first = blockIdx.x * kMendTile;
-  const uint32_t count = min(uint32_t(kMendTile), copy.tokens - first);
-  const int64_t slot = threadIdx.x < count ? load_fresh_slot(copy, first + threadIdx.x) : -1;
-  for (uint32_t i = threadIdx.x; i < kTable; i += kMendThreads) tokens_of[i] = 0;
-  __syncthreads();
-  if (threadIdx.x < count) {
-    own[threadIdx.x] = slot;
-    last[threadIdx.x] = 0;
-    if (inside(copy, slot)) atomicOr(&tokens_of[uint32_t(slot) % kTable], 1ull << threadIdx.x);
-  }
-  __syncthreads();
-  bool again = false;
-  for (uint32_t begin = first + 1 + threadIdx.x; begin < copy.tokens; begin += kLook * kMendThreads) {
-    int64_t found[kLook];
-#pragma unroll
-    for (int i = 0; i < kLook; ++i) {
-      const uint32_t later = begin + i * kMendThreads;
-      found[i] = later < copy.tokens ? load_fresh_slot(copy, later) : -1;
-    }
-#pragma unroll
-    for (int i = 0; i < kLook; ++i) {
-      const uint32_t later = begin + i * kMendThreads;
-      unsigned long long candidates = tokens_of[uint32_t(found[i]) % kTable];
-      if (later - first < kMendTile) candidates &= (1ull << (later - first)) - 1;
-      for (; candidates != 0; candidates &= candidates - 1) {
-        const int token = __ffsll(static_cast<long long>(candidates)) - 1;
-        if (own[token] != found[i]) continue;
-        atomicMax(&last[token], later);
-        again = true;
-      }
-    }
-  }
-  again = __syncthreads_or(again);
+  const uint32_t first = blockIdx.x * kLanes;
+  const uint32_t own = first + threadIdx.x % kLanes;
   wait_for_earlier_work();
-  if (!again) return;
-  const uint32_t units = copy.units.divisor;
-  for (uint32_t token = 0; token < count; ++token) {
-    if (last[token] == 0) continue;
-    const Page page = find_page(copy, own[token]);
-    for (uint32_t index = threadIdx.x; index < units; index += kMendThreads) {
+  const uint32_t last = own < copy.tokens ? copy.last[own] : own;
+  for (uint32_t left = __ballot_sync(~0u, last != own); left != 0; left &= left - 1) {
+    const int lane = __ffs(int(left)) - 1;
+    const uint32_t token = __shfl_sync(~0u, last, lane);
+    const Page page = find_page(copy, load_slot(copy, token));
+    for (uint32_t index = threadIdx.x; index < copy.units.divisor; index += kUnitThreads) {
       const UnitPlace place = find_unit(copy, index);
       const KvArguments::Side &side = copy.side[place.side];
-      Unit::store(page_address(side, page) + unit_offset(side, place),
-                  Unit::load(token_address(side, last[token], place)), load_scale<Unit>(copy, place.side));
+      Unit::store(page_address(side, page) + unit_offset(side, place), Unit::load(token_address(side, token, place)),
+                  load_scale<Unit>(copy, place.side));
     }
   }
 }
@@ -346,6 +357,7 @@ inline KvArguments make_arguments(const KvCopy &copy, int64_t row_units, int64_t
         side.cache_block, side.cache_position, side.cache_head, strided ? side.cache_dim : cache_unit, side.scale};
   }
   arguments.slots = copy.slots;
+  arguments.last = copy.last;
   arguments.slot_step = copy.slot_step;
   arguments.wide_slots = copy.wide_slots;
   arguments.capacity = copy.capacity;
@@ -375,7 +387,7 @@ void for_each_part(KvArguments arguments, int64_t tokens, int64_t limit, const B
 template <class Unit>
 void launch_append(const KvArguments &whole, int64_t tokens, Stream stream) {
   const int64_t units = whole.units.divisor;
-  if (tokens <= kFewTokens && tokens * units <= INT32_MAX) {
+  if (tokens <= kFewTokens) {
     KvArguments arguments = whole;
     arguments.tokens = uint32_t(tokens);
     int threads = kUnitThreads;
@@ -385,12 +397,14 @@ void launch_append(const KvArguments &whole, int64_t tokens, Stream stream) {
     launch(append_few<Unit>, {.blocks = blocks, .threads = threads, .early = true}, stream, arguments);
     return;
   }
-  const int64_t most = INT32_MAX / units;
+  // With room for the blocks that write nothing.
+  const int64_t most = (INT32_MAX - kManyTokens) / units;
   for_each_part(whole, tokens, most < kManyTokens ? most : kManyTokens, [&](const KvArguments &arguments) {
-    const int64_t blocks = ceil_div(arguments.tokens * units, kUnitThreads);
+    const int64_t finders = ceil_div(arguments.tokens, kUnitThreads);
+    const int64_t blocks = finders + ceil_div(arguments.tokens * units, kUnitThreads);
     launch(append_units<Unit>, {.blocks = blocks, .threads = kUnitThreads, .early = true}, stream, arguments);
-    const int64_t tiles = ceil_div(arguments.tokens, kMendTile);
-    launch(mend_units<Unit>, {.blocks = tiles, .threads = kMendThreads, .early = true}, stream, arguments);
+    launch(mend_units<Unit>, {.blocks = ceil_div(arguments.tokens, 32), .threads = kUnitThreads, .early = true}, stream,
+           arguments);
   });
 }
 

@@ -24,6 +24,11 @@ struct KvSide {
   const float *scale;  // NULL without a conversion
 };
 
+// On CUDA so many tokens are appended by one launch that needs no workspace; beyond that, so many go in
+// a pair of launches.
+constexpr int64_t kFewTokens = 1024;
+constexpr int64_t kManyTokens = 8192;
+
 struct KvCopy {
   DLDataType dtype;
   DLDataType cache_dtype;  // the same as dtype without a conversion
@@ -36,6 +41,7 @@ struct KvCopy {
   int64_t slot_step;  // in elements
   bool wide_slots;    // int64
   KvSide side[2];
+  uint32_t *last;  // workspace of an append: min(tokens, kManyTokens), where tokens > kFewTokens on CUDA
 
   bool converts() const { return !(dtype == cache_dtype); }
 };

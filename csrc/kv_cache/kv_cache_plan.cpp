@@ -2,6 +2,7 @@
 #include "baracuda/kv_cache.h"
 #include "kv_cache/kv_cache.h"
 #include "runtime/plan.h"
+#include "runtime/workspace.h"
 
 namespace baracuda {
 
@@ -138,7 +139,7 @@ class KvCachePlan : public Plan {
   bool empty_;
 
  private:
-  static constexpr int64_t kLongestToken = int64_t(1) << 28;
+  static constexpr int64_t kLongestToken = int64_t(1) << 27;
 
   void check_conversion(DLDataType from, DLDataType to) const {
     const bool float8 = to == DTypeOf<float8_e4m3fn>::value || to == DTypeOf<float8_e5m2>::value;
@@ -158,7 +159,13 @@ class KvCacheAppendPlan final : public KvCachePlan {
   static constexpr const char *kName = "KvCacheAppendPlan";
 
   KvCacheAppendPlan(const baracuda_kv_cache_append_desc &desc, Options options)
-      : KvCachePlan(kName, "kv_cache_append", false, desc, std::move(options)) {}
+      : KvCachePlan(kName, "kv_cache_append", false, desc, std::move(options)) {
+    if (empty_ || !device().is_cuda() || desc.tokens <= kFewTokens) return;
+    Workspace counter(nullptr);
+    take_last(counter);
+    workspace_size_ = counter.size();
+    launches_only_ = false;
+  }
 
  protected:
   enum { kKey, kValue, kKeyCache, kValueCache, kSlots, kKeyScale };
@@ -166,8 +173,12 @@ class KvCacheAppendPlan final : public KvCachePlan {
   void run(const Call &call) const override {
     if (empty_) return;
     const Operands &given = call.operands;
-    const KvCopy copy = describe(given[kKey], given[kValue], given[kKeyCache], given[kValueCache], given[kSlots],
-                                 converts() ? &given[kKeyScale] : nullptr);
+    KvCopy copy = describe(given[kKey], given[kValue], given[kKeyCache], given[kValueCache], given[kSlots],
+                           converts() ? &given[kKeyScale] : nullptr);
+    if (workspace_size_ != 0) {
+      Workspace workspace(call.workspace);
+      copy.last = take_last(workspace);
+    }
     if constexpr (kWithCuda) {
       if (device().is_cuda()) {
         kv_cache_append_cuda(copy, call.stream);
@@ -175,6 +186,12 @@ class KvCacheAppendPlan final : public KvCachePlan {
       }
     }
     kv_cache_append_cpu(copy);
+  }
+
+ private:
+  uint32_t *take_last(Workspace &workspace) const {
+    const int64_t tokens = operands_[kKey].shape[0];
+    return workspace.take<uint32_t>(tokens < kManyTokens ? tokens : kManyTokens);
   }
 };
 

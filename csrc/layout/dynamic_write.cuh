@@ -65,49 +65,47 @@ struct Place {
   bool outside;
 };
 
-// `index` counts the block's entries over the first `axes` axes. Waits for earlier work, whose starts
-// these may be. All starts are loaded before any is used, so that their latencies overlap.
-__device__ __forceinline__ Place find_place(const DynamicArguments &copy, uint32_t index, int axes) {
-  uint32_t coordinate[kMaxRank];
+// `index` counts the block's entries over the first `axes` axes. All that doesn't follow from the
+// starts comes first; then this waits for earlier work, whose starts these may be, and all of them are
+// loaded before any is used, so that their latencies overlap. With `kAhead` the block's cells from
+// `ahead` on set out for the L2 cache at the same time.
+template <bool kAhead, bool kPacked>
+__device__ __forceinline__ Place find_place(const DynamicArguments &copy, uint32_t index, int axes, int64_t ahead) {
+  int64_t in_block[kMaxRank];
   int64_t start[kMaxRank];
   int64_t entry = 0;
+  Place place = {copy.window, copy.block, 0, false};
 #pragma unroll
   for (int a = kMaxRank - 1; a >= 0; --a) {
-    coordinate[a] = 0;
-    if (a < axes) {
-      const Divider &count = copy.axis[a].count;
-      const uint32_t quotient = count.divide(index);
-      coordinate[a] = index - quotient * count.divisor;
-      index = quotient;
-      if (copy.axis[a].batch) {
-        entry = copy.axis[a].first + coordinate[a];
-        if (copy.axis[a].flipped) entry = copy.axis[a].extent - 1 - entry;
-      }
-    }
+    if (a >= axes) continue;
+    const DynamicArguments::Axis &axis = copy.axis[a];
+    const uint32_t quotient = axis.count.divide(index);
+    in_block[a] = axis.first + (index - quotient * axis.count.divisor);
+    index = quotient;
+    if (axis.batch) entry = axis.flipped ? axis.extent - 1 - in_block[a] : in_block[a];
+    place.window += in_block[a] * axis.window_stride;
+    place.block += in_block[a] * axis.block_stride;
   }
   wait_for_earlier_work();
 #pragma unroll
   for (int a = 0; a < kMaxRank; ++a) start[a] = a < copy.rank ? load_start(copy, entry, copy.axis[a].column) : 0;
-
-  Place place = {copy.window, copy.block, 0, false};
+  if constexpr (kAhead) {
+    const int64_t cell = place.block + ahead;
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(kPacked ? cell >> 1 : cell));
+  }
 #pragma unroll
   for (int a = 0; a < kMaxRank; ++a) {
     if (a >= copy.rank) continue;
     const DynamicArguments::Axis &axis = copy.axis[a];
     if (a >= axes) {
       place.last_start = place_on(axis, start[a], copy.clamp);
-      continue;
-    }
-    const int64_t in_block = axis.first + coordinate[a];
-    int64_t in_window = in_block;
-    if (axis.batch) {
+    } else if (axis.batch) {
       place.outside = place.outside || (!copy.clamp && start[a] != 0);
     } else {
-      in_window += place_on(axis, start[a], copy.clamp);
-      place.outside = place.outside || in_window < 0 || in_window >= axis.bound;
+      const int64_t placed = place_on(axis, start[a], copy.clamp);
+      place.outside = place.outside || in_block[a] + placed < 0 || in_block[a] + placed >= axis.bound;
+      place.window += placed * axis.window_stride;
     }
-    place.window += in_window * axis.window_stride;
-    place.block += in_block * axis.block_stride;
   }
   return place;
 }
@@ -123,9 +121,10 @@ __global__ void __launch_bounds__(kCopyThreads) dynamic_runs(const __grid_consta
   if (!active) index = copy.total - 1;
   const uint32_t run = copy.chunks.divide(index);
   const int64_t chunk_of_run = index - run * copy.chunks.divisor;
-  const Place place = find_place(copy, run, copy.rank - 1);
-
   const DynamicArguments::Axis &last = copy.axis[copy.rank - 1];
+  const int64_t ahead = min(chunk_of_run * kCells, (last.extent - 1) * copy.element);
+  const Place place = find_place<kMotion == Motion::write, kPacked>(copy, run, copy.rank - 1, ahead);
+
   const int64_t row_end = place.window + last.bound * copy.element;
   const int64_t run_begin = place.window + place.last_start * copy.element;  // in the window's tensor
   const int64_t run_end = run_begin + last.extent * copy.element;
@@ -171,7 +170,7 @@ template <Motion kMotion, class Word>
 __global__ void __launch_bounds__(kCopyThreads) dynamic_elements(const __grid_constant__ DynamicArguments copy) {
   let_next_kernel_start();
   const uint32_t index = blockIdx.x * kCopyThreads + threadIdx.x;
-  const Place place = find_place(copy, min(index, copy.total - 1), copy.rank);
+  const Place place = find_place<kMotion == Motion::write, false>(copy, min(index, copy.total - 1), copy.rank, 0);
   if (index >= copy.total || (kMotion != Motion::read && place.outside)) return;
   Word *to = reinterpret_cast<Word *>(kMotion == Motion::read ? place.block : place.window);
   const Word *from = reinterpret_cast<const Word *>(kMotion == Motion::read ? place.window : place.block);
@@ -186,7 +185,7 @@ __global__ void __launch_bounds__(kCopyThreads)
     dynamic_nibbles(const __grid_constant__ DynamicArguments copy, int parity) {
   let_next_kernel_start();
   const uint32_t index = blockIdx.x * kCopyThreads + threadIdx.x;
-  const Place place = find_place(copy, min(index, copy.total - 1), copy.rank);
+  const Place place = find_place<true, true>(copy, min(index, copy.total - 1), copy.rank, 0);
   if (index < copy.total && !place.outside && (place.window & 1) == parity) copy_nibble(place.window, place.block);
 }
 
