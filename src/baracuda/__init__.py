@@ -18,6 +18,20 @@ from baracuda.errors import (
 )
 from baracuda.layout import WriteSliceDescriptor, WriteSlicePlan, write_slice
 from baracuda.plan import KernelSku, Operand, PlanCost, PlanPreference, PrecisionGuarantee
+from baracuda.pooling import (
+    FractionalMaxPool2dBackwardDescriptor,
+    FractionalMaxPool2dBackwardPlan,
+    FractionalMaxPool2dDescriptor,
+    FractionalMaxPool2dPlan,
+    FractionalMaxPool3dBackwardDescriptor,
+    FractionalMaxPool3dBackwardPlan,
+    FractionalMaxPool3dDescriptor,
+    FractionalMaxPool3dPlan,
+    fractional_max_pool2d,
+    fractional_max_pool2d_backward,
+    fractional_max_pool3d,
+    fractional_max_pool3d_backward,
+)
 
 __version__ = _core.version
 
@@ -26,6 +40,14 @@ __all__ = [
     "BoundPlan",
     "BufferTooSmallError",
     "CudaError",
+    "FractionalMaxPool2dBackwardDescriptor",
+    "FractionalMaxPool2dBackwardPlan",
+    "FractionalMaxPool2dDescriptor",
+    "FractionalMaxPool2dPlan",
+    "FractionalMaxPool3dBackwardDescriptor",
+    "FractionalMaxPool3dBackwardPlan",
+    "FractionalMaxPool3dDescriptor",
+    "FractionalMaxPool3dPlan",
     "InvalidProblemError",
     "KernelSku",
     "MisalignedOperandError",
@@ -43,6 +65,10 @@ __all__ = [
     "cuda_device_count",
     "cuda_unavailable_reason",
     "empty",
+    "fractional_max_pool2d",
+    "fractional_max_pool2d_backward",
+    "fractional_max_pool3d",
+    "fractional_max_pool3d_backward",
     "pack_int4",
     "plan_cache_clear",
     "plan_cache_info",
