@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <bit>
 #include <cstdlib>
 
 #include "pooling/fractional_max_pool_launch.cuh"
@@ -33,10 +34,15 @@ PoolRowsShape pool_rows_shape(const PoolProblem &problem, size_t real_size) {
   const int64_t rows_of_plane = int64_t(problem.axis[kSlow].out) * problem.axis[kMiddle].out;
   // Positions within a plane are 32-bit there.
   if (problem.out_plane() >= kNarrowLimit || problem.in_plane() >= kNarrowLimit) return shape;
-  for (int32_t outputs = 4096; outputs >= 256; outputs /= 2) {
+  // What a block works out before it begins is worth many outputs; but there should be blocks for all.
+  constexpr int64_t kWantedBlocks = int64_t(132) * kPoolBlocks * 2;
+  const int64_t total = problem.planes() * problem.out_plane();
+  int32_t most = 8192;
+  while (most > 1024 && total / most < kWantedBlocks) most /= 2;
+  for (int32_t outputs = most; outputs >= 256; outputs /= 2) {
     const int64_t rows = (outputs + fast - 2) / fast + 1;
     const int64_t planes = (rows + rows_of_plane - 2) / rows_of_plane + 1;
-    const size_t shared = size_t(rows) * (2 * sizeof(int64_t) + sizeof(int32_t)) +
+    const size_t shared = size_t(rows) * (sizeof(PoolRow<float>) + sizeof(int32_t)) +
                           size_t(planes) * (kPoolAxes * real_size + size_t(fast) * sizeof(int32_t));
     if (shared > kMostShared) continue;
     shape = {outputs, int32_t(rows), int32_t(planes), shared};
@@ -45,36 +51,42 @@ PoolRowsShape pool_rows_shape(const PoolProblem &problem, size_t real_size) {
   return shape;
 }
 
-PoolRingShape pool_ring_shape(const PoolProblem &problem, size_t real_size) {
-  constexpr int64_t kMostOverlap = 8;
+PoolTilesShape pool_tiles_shape(const PoolProblem &problem, size_t real_size) {
+  constexpr int64_t kMostSums = 64 * 1024;
   constexpr int64_t kMostSpans = 2048;
-  constexpr int64_t kMostWarpBytes = 8 * 1024;
-  PoolRingShape shape;
+  constexpr int64_t kMostGather = 64;
+  constexpr int64_t kMostRows = 16;
+  PoolTilesShape shape;
   const PoolAxis *axis = problem.axis;
-  const int64_t spans = int64_t(axis[kSlow].out) + axis[kMiddle].out + axis[kFast].out;
-  const int64_t overlap = window_overlap(axis[kFast]);
-  const int64_t slots = window_reach(axis[kSlow]);
-  const int64_t cells = kMostWarpBytes / int64_t(real_size);
-  if (problem.in_plane() >= kNarrowLimit || problem.out_plane() >= kNarrowLimit / 2 || spans > kMostSpans ||
-      overlap > kMostOverlap || slots > cells / kWarp)
+  const bool flat = pool_is_flat(problem);
+  const int64_t rows = flat ? 1 : kTileRows;
+  const int64_t slots = int64_t(std::bit_ceil(uint64_t(window_reach(axis[kSlow]))));
+  const int64_t sums = slots * rows * kTileColumns * kTileThreads * int64_t(real_size);
+  const int64_t out_rows = windows_over_most(axis[kMiddle], rows);
+  const int64_t gather = windows_over_most(axis[kFast], kTileColumns);
+  // A row of one cell has no quotients to speak of.
+  if (problem.in_plane() >= kNarrowLimit || problem.out_plane() >= kNarrowLimit || axis[kFast].in < 2 ||
+      sums > kMostSums || gather > kMostGather || out_rows > kMostRows)
     return shape;
+  // Long strips read few outputs twice; short ones keep enough threads busy.
+  constexpr int64_t kWantedThreads = int64_t(132) * 2048;
+  const int64_t tiles = problem.planes() * ceil_div(axis[kMiddle].in, rows) * ceil_div(axis[kFast].in, kTileColumns);
+  const int64_t shortest = std::min<int64_t>(axis[kSlow].in, 4 * slots);
+  const int64_t strips = std::clamp<int64_t>(kWantedThreads / tiles, 1, ceil_div(axis[kSlow].in, shortest));
+  int64_t strip = ceil_div(axis[kSlow].in, strips);
+  while (strip > 1 && windows_over_most(axis[kSlow], strip) > kMostSpans) strip = ceil_div(strip, 2);
+  const int64_t outs = windows_over_most(axis[kSlow], strip);
+  if (outs > kMostSpans) return shape;
   shape.slots = int32_t(slots);
-  shape.overlap = int32_t(overlap);
-  // Whole rows, if they fit; else as many cells of one as do, a multiple of the vector width.
-  const int64_t most_fast = cells / slots / 4 * 4;
-  shape.fast_tile = int32_t(std::min<int64_t>(axis[kFast].in, most_fast));
-  const int64_t most_middle = std::max<int64_t>(1, cells / (slots * shape.fast_tile));
-  shape.middle_tile = int32_t(std::min<int64_t>({axis[kMiddle].in, most_middle, 8}));
-  // Long strips read few outputs twice; short ones keep enough warps busy. One wave of them on a large GPU
-  // leaves no short second one.
-  constexpr int64_t kWantedWarps = 132 * kRingBlocks * kRingWarps;
-  const int64_t patches =
-      problem.planes() * ceil_div(axis[kMiddle].in, shape.middle_tile) * ceil_div(axis[kFast].in, shape.fast_tile);
-  const int64_t shortest = std::min<int64_t>(axis[kSlow].in, 8 * slots);
-  const int64_t strips = std::clamp<int64_t>(kWantedWarps / patches, 1, ceil_div(axis[kSlow].in, shortest));
-  shape.strip = int32_t(ceil_div(axis[kSlow].in, strips));
-  shape.shared = size_t(ceil_div(spans * int64_t(sizeof(PoolSpan)), 16) * 16) +
-                 size_t(kRingWarps) * size_t(slots) * size_t(shape.middle_tile) * size_t(shape.fast_tile) * real_size;
+  shape.strip = int32_t(strip);
+  shape.strip_outs = int32_t(outs);
+  shape.chunked = gather > kTileGather;
+  shape.chunks = shape.chunked ? int32_t(ceil_div(gather, kTileMostGather)) : 1;
+  shape.columns_at = int32_t(outs * int64_t(sizeof(PoolSpan)));
+  shape.rows_at = shape.columns_at + shape.chunks * kTileThreads * int32_t(sizeof(uint32_t));
+  const int64_t rows_bytes = flat ? 0 : out_rows * kTileThreads * int64_t(sizeof(PoolTileRow));
+  shape.sums_at = int32_t(ceil_div(shape.rows_at + rows_bytes, int64_t(sizeof(double))) * int64_t(sizeof(double)));
+  shape.shared = size_t(shape.sums_at + sums);
   return shape;
 }
 
@@ -160,7 +172,7 @@ const char *fractional_max_pool_path(const PoolProblem &problem, DLDataType dtyp
 }
 
 const char *fractional_max_pool_backward_path(const PoolProblem &problem, DLDataType dtype) {
-  return pool_ring_shape(problem, real_size(dtype)).slots > 0 ? "ring" : "any";
+  return pool_tiles_shape(problem, real_size(dtype)).slots > 0 ? "tiles" : "any";
 }
 
 std::string fractional_max_pool_arch(const char *plan) {

@@ -7,6 +7,7 @@
 namespace baracuda {
 
 constexpr int kPoolThreads = 256;
+constexpr int kRowsVector = 2;  // outputs that are written at once
 constexpr int kPoolBlocks = 4;  // on a multiprocessor at least; registers follow from it
 constexpr int kWarp = 32;
 constexpr uint32_t kAllLanes = 0xffffffffu;
@@ -27,6 +28,16 @@ struct PoolBits<8> {
   using type = unsigned long long;
 };
 
+// What a pack of elements is stored as.
+template <int kBytes>
+struct PoolWord {
+  using type = typename PoolBits<kBytes>::type;
+};
+template <>
+struct PoolWord<16> {
+  using type = uint4;
+};
+
 template <class T>
 using BitsOf = typename PoolBits<sizeof(T)>::type;
 
@@ -40,10 +51,36 @@ __device__ __forceinline__ typename PoolReal<T>::type real_of(BitsOf<T> bits) {
   return typename PoolReal<T>::type(bit_cast<T>(bits));
 }
 
+template <class T, int kCount>
+struct alignas(sizeof(T) * kCount) PoolPack {
+  T value[kCount];
+};
+
+// Whether one of the numbers is a NaN.
+__device__ __forceinline__ bool unordered(float a, float b) {
+  uint32_t result;
+  asm("{\n\t.reg .pred nan;\n\tsetp.nan.f32 nan, %1, %2;\n\tselp.u32 %0, 1, 0, nan;\n\t}"
+      : "=r"(result)
+      : "f"(a), "f"(b));
+  return result != 0;
+}
+__device__ __forceinline__ bool unordered(double a, double b) {
+  uint32_t result;
+  asm("{\n\t.reg .pred nan;\n\tsetp.nan.f64 nan, %1, %2;\n\tselp.u32 %0, 1, 0, nan;\n\t}"
+      : "=r"(result)
+      : "d"(a), "d"(b));
+  return result != 0;
+}
+
 // Results that nobody here reads again: they are not to displace what others still need.
 template <class T>
 __device__ __forceinline__ void stream_out(T *to, BitsOf<T> bits) {
   __stcs(reinterpret_cast<BitsOf<T> *>(to), bits);
+}
+template <class T, int kCount>
+__device__ __forceinline__ void stream_out(PoolPack<T, kCount> *to, const PoolPack<T, kCount> &pack) {
+  using Word = typename PoolWord<sizeof(pack)>::type;
+  __stcs(reinterpret_cast<Word *>(to), bit_cast<Word>(pack));
 }
 
 // ---------------------------------------------------------------------------------------------------
@@ -64,34 +101,49 @@ struct PoolRowsCall {
   int32_t rows;    // at most this many in a block
   int32_t planes;  // at most this many in a block
   int32_t rows_of_plane;
+  bool aligned;  // outputs can be written several at once
   Divider out_fast;
 };
 
-template <class T, class Index, int kSlowWindow, int kMiddleWindow, int kFastWindow, int kUnroll, int kBlocks>
+// Numbers that are not negative, in 32 bits where they fit.
+__device__ __forceinline__ int64_t short_quotient(int64_t dividend, int64_t divisor) {
+  if (uint64_t(dividend | divisor) <= 0xffffffffu) return uint32_t(dividend) / uint32_t(divisor);
+  return dividend / divisor;
+}
+
+// Where the windows of a row of outputs begin.
+template <class T>
+struct alignas(16) PoolRow {
+  const T *from;
+  int64_t index;
+};
+
+template <class T, class Index, int kSlowWindow, int kMiddleWindow, int kFastWindow, bool kUnit, int kUnroll,
+          int kVector, int kBlocks>
 __global__ void __launch_bounds__(kPoolThreads, kBlocks) pool_rows(const __grid_constant__ PoolRowsCall call) {
+  static_assert(kUnroll % kVector == 0);
   using Real = typename PoolReal<T>::type;
   extern __shared__ __align__(16) char shared[];
   const PoolAxis &slow = call.problem.axis[kSlow];
   const PoolAxis &middle = call.problem.axis[kMiddle];
   const PoolAxis &fast = call.problem.axis[kFast];
-  int64_t *const row_place = reinterpret_cast<int64_t *>(shared);
-  int64_t *const row_index = row_place + call.rows;
-  Real *const samples = reinterpret_cast<Real *>(row_index + call.rows);
+  PoolRow<T> *const row_of = reinterpret_cast<PoolRow<T> *>(shared);
+  Real *const samples = reinterpret_cast<Real *>(row_of + call.rows);
   int32_t *const row_starts = reinterpret_cast<int32_t *>(samples + call.planes * kPoolAxes);
   int32_t *const fast_start = row_starts + call.rows;
 
   const int64_t first = int64_t(blockIdx.x) * call.block_outputs;
   const int32_t count = int32_t(min(int64_t(call.block_outputs), call.outputs - first));
-  const int64_t first_row = first / fast.out;
+  const int64_t first_row = short_quotient(first, fast.out);
   const int32_t lead = int32_t(first - first_row * fast.out);
   const int32_t rows = (lead + count - 1) / fast.out + 1;
-  const int64_t first_plane = first_row / call.rows_of_plane;
+  const int64_t first_plane = short_quotient(first_row, call.rows_of_plane);
   const int32_t row_of_plane = int32_t(first_row - first_plane * call.rows_of_plane);
   const int32_t planes = (row_of_plane + rows - 1) / call.rows_of_plane + 1;
 
   for (int32_t p = threadIdx.x; p < planes; p += kPoolThreads) {
     const int64_t plane = first_plane + p;
-    const int64_t n = plane / call.problem.channels;
+    const int64_t n = short_quotient(plane, call.problem.channels);
     Real u[kPoolAxes];
     plane_samples(call.samples, call.problem, n, plane - n * call.problem.channels, u);
 #pragma unroll
@@ -106,9 +158,10 @@ __global__ void __launch_bounds__(kPoolThreads, kBlocks) pool_rows(const __grid_
     const int32_t m =
         window_start(middle, call.problem.placement, row - i * middle.out, samples[p * kPoolAxes + kMiddle]);
     const int64_t plane = first_plane + p;
-    const int64_t n = plane / call.problem.channels;
-    row_place[r] = call.x.plane(n, plane - n * call.problem.channels) + call.x.cell(s, m, 0);
-    row_index[r] = call.problem.index_origin(plane) + (int64_t(s) * middle.in + m) * fast.in;
+    const int64_t n = short_quotient(plane, call.problem.channels);
+    row_of[r] = {
+        static_cast<const T *>(call.x.data) + call.x.plane(n, plane - n * call.problem.channels) + call.x.cell(s, m, 0),
+        call.problem.index_origin(plane) + (int64_t(s) * middle.in + m) * fast.in};
     row_starts[r] = p * fast.out;
   }
   for (int32_t t = threadIdx.x; t < planes * fast.out; t += kPoolThreads) {
@@ -117,28 +170,40 @@ __global__ void __launch_bounds__(kPoolThreads, kBlocks) pool_rows(const __grid_
   }
   __syncthreads();
 
-  const T *const x = static_cast<const T *>(call.x.data);
   T *const y = static_cast<T *>(call.y) + first;
   Index *const indices = call.indices ? static_cast<Index *>(call.indices) + first : nullptr;
   const bool last_nan = call.problem.placement == Placement::torch;
   const int64_t slow_step = call.x.axis[kSlow];
   const int64_t middle_step = call.x.axis[kMiddle];
-  const int64_t fast_step = call.x.axis[kFast];
+  const int64_t fast_step = kUnit ? 1 : call.x.axis[kFast];
+  // 32 bits are enough for offsets within a plane: one of more cells takes another kernel.
+  const int32_t row_cells = fast.in;
+  const int32_t slice_cells = middle.in * fast.in;
   constexpr bool kFixed = kSlowWindow > 0;
   constexpr int kCells = kFixed ? kSlowWindow * kMiddleWindow * kFastWindow : 1;
+  const auto offset_of = [&](int cell) {
+    return cell / (kMiddleWindow * kFastWindow) * slice_cells + cell / kFastWindow % kMiddleWindow * row_cells +
+           cell % kFastWindow;
+  };
 
-  for (int32_t base = threadIdx.x; base < count; base += kPoolThreads * kUnroll) {
+  // Of a round's outputs, a thread takes kUnroll / kVector times kVector that lie side by side.
+  const auto place_of = [&](int32_t round, int e) {
+    return round + ((e / kVector) * kPoolThreads + int32_t(threadIdx.x)) * kVector + e % kVector;
+  };
+#pragma unroll 1
+  for (int32_t round = 0; round < count; round += kPoolThreads * kUnroll) {
     BitsOf<T> cells[kUnroll][kCells];
     int64_t index[kUnroll];
-    const T *from[kUnroll];
+    BitsOf<T> best[kUnroll];
     // All loads come before the first comparison, so that they are in flight together.
 #pragma unroll
     for (int e = 0; e < kUnroll; ++e) {
-      const int32_t t = lead + min(base + e * kPoolThreads, count - 1);
+      const int32_t t = lead + min(place_of(round, e), count - 1);
       const int32_t r = int32_t(call.out_fast.divide(uint32_t(t)));
       const int32_t f = fast_start[row_starts[r] + (t - r * fast.out)];
-      from[e] = x + (row_place[r] + f * fast_step);
-      index[e] = row_index[r] + f;
+      const PoolRow<T> row = row_of[r];
+      const T *const from = row.from + f * fast_step;
+      index[e] = row.index + f;
       if constexpr (kFixed) {
 #pragma unroll
         for (int s = 0; s < kSlowWindow; ++s)
@@ -147,291 +212,93 @@ __global__ void __launch_bounds__(kPoolThreads, kBlocks) pool_rows(const __grid_
 #pragma unroll
             for (int w = 0; w < kFastWindow; ++w)
               cells[e][(s * kMiddleWindow + m) * kFastWindow + w] =
-                  load_bits(from[e] + (s * slow_step + m * middle_step + w * fast_step));
-      }
-    }
-#pragma unroll
-    for (int e = 0; e < kUnroll; ++e) {
-      BitsOf<T> best;
-      int64_t place = 0;
-      if constexpr (kFixed) {
-        best = cells[e][0];
-        Real highest = real_of<T>(best);
-        int32_t offset = 0;
-#pragma unroll
-        for (int s = 0; s < kSlowWindow; ++s)
-#pragma unroll
-          for (int m = 0; m < kMiddleWindow; ++m)
-#pragma unroll
-            for (int w = 0; w < kFastWindow; ++w) {
-              const BitsOf<T> bits = cells[e][(s * kMiddleWindow + m) * kFastWindow + w];
-              const Real value = real_of<T>(bits);
-              if ((s | m | w) != 0 && beats(value, highest, last_nan)) {
-                best = bits;
-                highest = value;
-                // 32 bits are enough: a plane of more cells takes the other kernel.
-                offset = (s * middle.in + m) * fast.in + w;
-              }
-            }
-        place = offset;
+                  load_bits(from + (s * slow_step + m * middle_step) + w * fast_step);
       } else {
-        best = load_bits(from[e]);
-        Real highest = real_of<T>(best);
+        best[e] = load_bits(from);
+        Real highest = real_of<T>(best[e]);
+        int64_t place = 0;
         for (int32_t s = 0; s < slow.window; ++s) {
           for (int32_t m = 0; m < middle.window; ++m) {
-            const T *row = from[e] + (s * slow_step + m * middle_step);
-            const int64_t row_offset = (int64_t(s) * middle.in + m) * fast.in;
+            const T *const line = from + (s * slow_step + m * middle_step);
+            const int64_t line_place = int64_t(s) * slice_cells + int64_t(m) * row_cells;
 #pragma unroll 4
             for (int32_t w = 0; w < fast.window; ++w) {
-              const BitsOf<T> bits = load_bits(row + w * fast_step);
+              const BitsOf<T> bits = load_bits(line + w * fast_step);
               const Real value = real_of<T>(bits);
               if (beats(value, highest, last_nan)) {
-                best = bits;
+                best[e] = bits;
                 highest = value;
-                place = row_offset + w;
+                place = line_place + w;
               }
             }
           }
         }
-      }
-      const int32_t t = base + e * kPoolThreads;
-      if (t < count) {
-        stream_out(y + t, best);
-        if (indices) __stcs(indices + t, Index(index[e] + place));
+        index[e] += place;
       }
     }
-  }
-}
-
-// ---------------------------------------------------------------------------------------------------
-// Backward, row-major operands.
-//
-// A warp owns some cells of dx, keeps their sums in shared memory, and goes through the outputs that
-// could name them in the order of the outputs. It moves along the slow axis with a ring of as many
-// slices as a window may reach; a slice that no later output can reach is written. A cell belongs to
-// one warp, so there are no atomics.
-//
-// Lanes take outputs that lie side by side. Where several of them name one cell, the first of them
-// adds the others' gradients to its own, in their order. All such lanes are within `overlap` places.
-
-struct PoolRingCall {
-  PoolProblem problem;
-  const void *dy;
-  const void *indices;
-  void *dx;
-  bool accumulate;
-  int32_t overlap;
-  int32_t slots;  // slices in the ring
-  // Cells that a warp owns: `strip` slices of `middle_tile` rows of `fast_tile` cells.
-  int32_t strip;
-  int32_t middle_tile;
-  int32_t fast_tile;
-  int32_t strips;
-  int32_t middle_tiles;
-  int32_t fast_tiles;
-  int64_t warps;
-  Divider slice;  // cells in a slice of x
-  Divider row;    // cells in a row of x
-  bool aligned;   // rows and addresses allow cells to be written several at once
-};
-
-constexpr int kRingWarps = 4;
-// Cells of dx that a lane writes at once: sixteen bytes of their sums.
-template <class Real>
-constexpr int kRingVector = 16 / sizeof(Real);
-constexpr int kRingAhead = 3;   // loads in flight beyond the outputs at hand
-constexpr int kRingBlocks = 5;  // on a multiprocessor at least; registers follow from it
-
-// Where window i of an axis may begin, and one past the last cell it may hold.
-struct PoolSpan {
-  int32_t begin;
-  int32_t end;
-};
-
-template <class T, int kVector>
-struct alignas(sizeof(T) * kVector) PoolPack {
-  T value[kVector];
-};
-
-template <class T, class Real, int kVector>
-__device__ __forceinline__ void write_row(T *to, Real *from, int32_t count, bool accumulate, int lane) {
-  for (int32_t t = lane * kVector; t < count; t += kWarp * kVector) {
-    using RealPack = PoolPack<Real, kVector>;
-    using Pack = PoolPack<T, kVector>;
-    RealPack sums = *reinterpret_cast<const RealPack *>(from + t);
-    Pack pack;
-    if (accumulate) {
-      pack = *reinterpret_cast<const Pack *>(to + t);
+    if constexpr (kFixed) {
+      bool any_nan = false;
 #pragma unroll
-      for (int e = 0; e < kVector; ++e) sums.value[e] = Real(pack.value[e]) + sums.value[e];
-    }
+      for (int e = 0; e < kUnroll; ++e) {
+        // One comparison looks at two numbers.
 #pragma unroll
-    for (int e = 0; e < kVector; ++e) pack.value[e] = T(sums.value[e]);
-    *reinterpret_cast<Pack *>(to + t) = pack;
+        for (int cell = 0; cell < kCells; cell += 2)
+          any_nan |= unordered(real_of<T>(cells[e][cell]), real_of<T>(cells[e][min(cell + 1, kCells - 1)]));
+      }
+      if (!any_nan) {
 #pragma unroll
-    for (int e = 0; e < kVector; ++e) sums.value[e] = Real(0);
-    *reinterpret_cast<RealPack *>(from + t) = sums;
-  }
-}
-
-template <class T, class Index, bool kFlat, int kAhead, int kBlocks>
-__global__ void __launch_bounds__(kRingWarps *kWarp, kBlocks) pool_ring(const __grid_constant__ PoolRingCall call) {
-  using Real = typename PoolReal<T>::type;
-  extern __shared__ __align__(16) char shared[];
-  const PoolAxis &slow = call.problem.axis[kSlow];
-  const PoolAxis &middle = call.problem.axis[kMiddle];
-  const PoolAxis &fast = call.problem.axis[kFast];
-  // Spans of all windows: the planes' samples play no part in them.
-  PoolSpan *const slow_span = reinterpret_cast<PoolSpan *>(shared);
-  PoolSpan *const middle_span = slow_span + slow.out;
-  PoolSpan *const fast_span = middle_span + middle.out;
-  const int32_t spans = slow.out + middle.out + fast.out;
-  for (int32_t t = threadIdx.x; t < spans; t += kRingWarps * kWarp) {
-    const int axis = t < slow.out ? kSlow : t < slow.out + middle.out ? kMiddle : kFast;
-    const int32_t i = t - (axis == kSlow ? 0 : axis == kMiddle ? slow.out : slow.out + middle.out);
-    const PoolAxis &windows = call.problem.axis[axis];
-    slow_span[t] = {windows.earliest(i), windows.latest(i) + windows.window};
-  }
-  __syncthreads();
-
-  const int lane = threadIdx.x % kWarp;
-  const int warp = threadIdx.x / kWarp;
-  int64_t tile = int64_t(blockIdx.x) * kRingWarps + warp;
-  if (tile >= call.warps) return;
-  const int32_t patch = call.slots * call.middle_tile * call.fast_tile;
-  Real *const sums =
-      reinterpret_cast<Real *>(shared + (size_t(spans) * sizeof(PoolSpan) + 15) / 16 * 16) + warp * patch;
-  for (int32_t t = lane; t < patch; t += kWarp) sums[t] = Real(0);
-  __syncwarp();
-
-  const int32_t f0 = int32_t(tile % call.fast_tiles) * call.fast_tile;
-  tile /= call.fast_tiles;
-  const int32_t m0 = int32_t(tile % call.middle_tiles) * call.middle_tile;
-  tile /= call.middle_tiles;
-  const int32_t s0 = int32_t(tile % call.strips) * call.strip;
-  const int64_t plane = tile / call.strips;
-  const int32_t s1 = min(s0 + call.strip, slow.in);
-  const int32_t m1 = min(m0 + call.middle_tile, middle.in);
-  const int32_t f1 = min(f0 + call.fast_tile, fast.in);
-
-  const PoolRange over_slow = {windows_over(slow, s0).begin, windows_over(slow, s1 - 1).end};
-  const PoolRange over_middle = {windows_over(middle, m0).begin, windows_over(middle, m1 - 1).end};
-  const PoolRange over_fast = {windows_over(fast, f0).begin, windows_over(fast, f1 - 1).end};
-  const int32_t columns = over_fast.end - over_fast.begin;
-  const int32_t chunks = (columns + kWarp - 1) / kWarp;
-
-  const T *const dy = static_cast<const T *>(call.dy) + plane * call.problem.out_plane();
-  const Index *const indices = static_cast<const Index *>(call.indices) + plane * call.problem.out_plane();
-  const int64_t origin = call.problem.index_origin(plane);
-  const uint32_t cells = uint32_t(call.problem.in_plane());
-  T *const dx = static_cast<T *>(call.dx) + plane * call.problem.in_plane();
-
-  int32_t done = s0;  // slices below are written
-  int32_t head = 0;   // the slot of slice `done`
-  const auto write_slices = [&](int32_t until) {
-#pragma unroll 1
-    for (; done < until; ++done) {
-#pragma unroll 1
-      for (int32_t m = m0; m < m1; ++m) {
-        T *const to = dx + (int64_t(done) * middle.in + m) * fast.in + f0;
-        Real *const from = sums + (head * call.middle_tile + (m - m0)) * call.fast_tile;
-        if (call.aligned) {
-          write_row<T, Real, kRingVector<Real>>(to, from, f1 - f0, call.accumulate, lane);
-        } else {
-          write_row<T, Real, 1>(to, from, f1 - f0, call.accumulate, lane);
+        for (int e = 0; e < kUnroll; ++e) {
+          Real highest = real_of<T>(cells[e][0]);
+          int32_t offset = 0;
+#pragma unroll
+          for (int cell = 1; cell < kCells; ++cell) {
+            const Real value = real_of<T>(cells[e][cell]);
+            const bool higher = value > highest;
+            highest = higher ? value : highest;
+            offset = higher ? offset_of(cell) : offset;
+          }
+          // It is one of the cells, so nothing is rounded.
+          best[e] = bit_cast<BitsOf<T>>(T(highest));
+          index[e] += offset;
+        }
+      } else {
+#pragma unroll
+        for (int e = 0; e < kUnroll; ++e) {
+          best[e] = cells[e][0];
+          int32_t offset = 0;
+#pragma unroll
+          for (int cell = 1; cell < kCells; ++cell) {
+            if (!beats(real_of<T>(cells[e][cell]), real_of<T>(best[e]), last_nan)) continue;
+            best[e] = cells[e][cell];
+            offset = offset_of(cell);
+          }
+          index[e] += offset;
         }
       }
-      if (++head == call.slots) head = 0;
     }
-    __syncwarp();
-  };
-
-  // A walk over the chunks that loads ahead of the one that adds.
-  struct {
-    int32_t i, m, chunk, place;
-  } ahead = {over_slow.begin, over_middle.begin, 0, 0};
-  ahead.place = (ahead.i * middle.out + ahead.m) * fast.out + over_fast.begin + lane;
-  Index names[kAhead];
-  BitsOf<T> gradients[kAhead];
-  const auto load = [&](Index &name, BitsOf<T> &gradient) {
-    name = Index(-1);  // no cell
-    gradient = 0;
-    if (ahead.i < over_slow.end && ahead.chunk * kWarp + lane < columns) {
-      name = __ldg(indices + ahead.place);
-      gradient = load_bits(dy + ahead.place);
-    }
-    ahead.place += kWarp;
-    if (++ahead.chunk < chunks) return;
-    ahead.chunk = 0;
-    if (++ahead.m >= over_middle.end) {
-      ahead.m = over_middle.begin;
-      ++ahead.i;
-    }
-    ahead.place = (ahead.i * middle.out + ahead.m) * fast.out + over_fast.begin + lane;
-  };
 #pragma unroll
-  for (int e = 0; e < kAhead; ++e) load(names[e], gradients[e]);
-
-#pragma unroll 1
-  for (int32_t i = over_slow.begin; i < over_slow.end; ++i) {
-    const PoolSpan slices = slow_span[i];
-    write_slices(min(max(slices.begin, s0), s1));
-    const uint32_t slow_limit = uint32_t(max(min(slices.end, s1) - done, 0));
-#pragma unroll 1
-    for (int32_t m = over_middle.begin; m < over_middle.end; ++m) {
-      const PoolSpan rows = middle_span[m];
-      const int32_t low = max(rows.begin, m0);
-      const uint32_t middle_limit = uint32_t(max(min(rows.end, m1) - low, 0));
-#pragma unroll 1
-      for (int32_t chunk = 0; chunk < chunks; ++chunk) {
-        const Index name = names[0];
-        const Real gradient = real_of<T>(gradients[0]);
+    for (int e = 0; e < kUnroll; e += kVector) {
+      const int32_t t = place_of(round, e);
+      if (kVector > 1 && call.aligned && t + kVector <= count) {
+        PoolPack<BitsOf<T>, kVector> values;
+        PoolPack<Index, kVector> names;
 #pragma unroll
-        for (int e = 0; e + 1 < kAhead; ++e) {
-          names[e] = names[e + 1];
-          gradients[e] = gradients[e + 1];
+        for (int v = 0; v < kVector; ++v) {
+          values.value[v] = best[e + v];
+          names.value[v] = Index(index[e + v]);
         }
-        load(names[kAhead - 1], gradients[kAhead - 1]);
-
-        const int64_t relative = int64_t(name) - origin;
-        const uint32_t cell = uint32_t(relative);
-        bool mine = name >= 0 && uint64_t(relative) < uint64_t(cells);
-        const Divider &outer = kFlat ? call.row : call.slice;
-        const uint32_t s = outer.divide(cell);
-        uint32_t rest = cell - s * outer.divisor;
-        const uint32_t slice = s - uint32_t(done);
-        mine = mine && slice < slow_limit;
-        int32_t row = head + int32_t(slice);
-        if (row >= call.slots) row -= call.slots;
-        if (!kFlat) {
-          const uint32_t at = call.row.divide(rest);
-          rest -= at * call.row.divisor;
-          mine = mine && at - uint32_t(low) < middle_limit;
-          row = row * call.middle_tile + int32_t(at) - m0;
-        }
-        const int32_t f = int32_t(rest);
-        const PoolSpan span = fast_span[min(over_fast.begin + chunk * kWarp + lane, fast.out - 1)];
-        mine = mine && f >= max(span.begin, f0) && f < min(span.end, f1);
-        const int32_t key = mine ? row * call.fast_tile + f - f0 : -1;
-        Real sum = mine ? sums[key] + gradient : Real(0);
-        const auto take = [&](int32_t apart) {
-          const int32_t before = __shfl_up_sync(kAllLanes, key, apart);
-          const int32_t after = __shfl_down_sync(kAllLanes, key, apart);
-          const Real theirs = __shfl_down_sync(kAllLanes, gradient, apart);
-          if (lane + apart < kWarp && after == key) sum += theirs;
-          if (lane >= apart && before == key) mine = false;
-        };
-        // Looking further than `overlap` finds nothing.
-        take(1);
-        take(2);
-#pragma unroll 1
-        for (int32_t apart = 3; apart <= call.overlap; ++apart) take(apart);
-        if (mine) sums[key] = sum;
-        __syncwarp();
+        stream_out(reinterpret_cast<PoolPack<BitsOf<T>, kVector> *>(y + t), values);
+        if (indices) stream_out(reinterpret_cast<PoolPack<Index, kVector> *>(indices + t), names);
+        continue;
+      }
+#pragma unroll
+      for (int v = 0; v < kVector; ++v) {
+        if (t + v >= count) break;
+        stream_out(y + (t + v), best[e + v]);
+        if (indices) __stcs(indices + (t + v), Index(index[e + v]));
       }
     }
   }
-  write_slices(s1);
 }
 
 // ---------------------------------------------------------------------------------------------------
@@ -743,57 +610,6 @@ __global__ void __launch_bounds__(kPoolThreads, kPoolBlocks) pool_lines(const __
     }
     stream_out(y + j * call.pool.y.axis[kFast], best);
     if (indices) __stcs(indices + j * call.pool.indices.axis[kFast], Index(origin + f0 + place));
-  }
-}
-
-struct PoolLinesBackward {
-  PoolBackward pool;
-  PoolLines lines;
-  bool table;
-};
-
-template <class T, class Index>
-__global__ void __launch_bounds__(kPoolThreads, kPoolBlocks)
-    pool_lines_backward(const __grid_constant__ PoolLinesBackward call) {
-  using Real = typename PoolReal<T>::type;
-  extern __shared__ __align__(16) char shared[];
-  const PoolProblem &problem = call.pool.problem;
-  const PoolAxis &middle = problem.axis[kMiddle];
-  const PoolAxis &fast = problem.axis[kFast];
-  PoolRange *const table = reinterpret_cast<PoolRange *>(shared);
-  if (call.table) {
-    for (int32_t t = threadIdx.x; t < fast.in; t += kPoolThreads) table[t] = windows_over(fast, t);
-    __syncthreads();
-  }
-  const int64_t index = int64_t(blockIdx.x) * kPoolThreads + threadIdx.x;
-  if (index >= call.lines.total) return;
-  const PoolLine line = find_line(call.lines, problem, problem.axis[kSlow].in, middle.in, index);
-  const PoolRange over_slow = windows_over(problem.axis[kSlow], int32_t(line.slow));
-  const PoolRange over_middle = windows_over(middle, int32_t(line.middle));
-  const PoolView &named = call.pool.indices;
-  const PoolView &given = call.pool.dy;
-  const Index *const indices = static_cast<const Index *>(named.data) + named.plane(line.n, line.c);
-  const T *const dy = static_cast<const T *>(given.data) + given.plane(line.n, line.c);
-  T *const dx = static_cast<T *>(call.pool.dx.data) +
-                (call.pool.dx.plane(line.n, line.c) + call.pool.dx.cell(line.slow, line.middle, 0));
-  const int64_t origin =
-      problem.index_origin(line.n * problem.channels + line.c) + (line.slow * middle.in + line.middle) * fast.in;
-  const int32_t end = min(line.begin + kLineItems, fast.in);
-  for (int32_t f = line.begin; f < end; ++f) {
-    const PoolRange over_fast = call.table ? table[f] : windows_over(fast, f);
-    Real sum = 0;
-    for (int32_t i = over_slow.begin; i < over_slow.end; ++i) {
-      for (int32_t m = over_middle.begin; m < over_middle.end; ++m) {
-        const Index *const names = indices + named.cell(i, m, 0);
-        const T *const gives = dy + given.cell(i, m, 0);
-#pragma unroll 4
-        for (int32_t j = over_fast.begin; j < over_fast.end; ++j)
-          if (int64_t(__ldg(names + j * named.axis[kFast])) == origin + f)
-            sum += real_of<T>(load_bits(gives + j * given.axis[kFast]));
-      }
-    }
-    T *const to = dx + f * call.pool.dx.axis[kFast];
-    *to = T(call.pool.accumulate ? Real(*to) + sum : sum);
   }
 }
 

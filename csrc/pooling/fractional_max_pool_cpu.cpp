@@ -31,7 +31,7 @@ class Starts {
 template <class T, class Index>
 class Forward {
  public:
-  using Real = typename PoolReal<T>::type;
+  using Real = PoolReal<T>::type;
 
   explicit Forward(const PoolForward &call) : call_(call), problem_(call.problem) {}
 
@@ -44,7 +44,7 @@ class Forward {
     const int64_t origin = problem_.index_origin(n * problem_.channels + c);
     for (int32_t m = 0; m < problem_.axis[kMiddle].out; ++m) {
       for (int32_t j = 0; j < problem_.axis[kFast].out; ++j) {
-        int64_t cell;
+        int64_t cell = 0;
         const T best = maximum(x, starts(kSlow, i), starts(kMiddle, m), starts(kFast, j), cell);
         y[call_.y.cell(i, m, j)] = best;
         if (indices) indices[call_.indices.cell(i, m, j)] = Index(origin + cell);
@@ -79,7 +79,7 @@ class Forward {
 
 template <class T, class Index>
 void forward(const PoolForward &call) {
-  using Real = typename PoolReal<T>::type;
+  using Real = PoolReal<T>::type;
   const PoolProblem &problem = call.problem;
   const int64_t slices = problem.axis[kSlow].out;
   const Forward<T, Index> body(call);
@@ -121,7 +121,7 @@ std::vector<Span> spans_of(const PoolAxis &axis) {
 template <class T, class Index>
 class Backward {
  public:
-  using Real = typename PoolReal<T>::type;
+  using Real = PoolReal<T>::type;
 
   explicit Backward(const PoolBackward &call) : call_(call), problem_(call.problem) {
     for (int axis = 0; axis < kPoolAxes; ++axis) spans_[axis] = spans_of(problem_.axis[axis]);

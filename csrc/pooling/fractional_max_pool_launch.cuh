@@ -2,7 +2,7 @@
 // From a call to its kernel. Each dtype has a file of its own that instantiates these.
 #pragma once
 
-#include "pooling/fractional_max_pool.cuh"
+#include "pooling/fractional_max_pool_backward.cuh"
 
 namespace baracuda {
 
@@ -15,16 +15,23 @@ struct PoolRowsShape {
 };
 PoolRowsShape pool_rows_shape(const PoolProblem &problem, size_t real_size);
 
-// How pool_ring cuts the work; 0 slots where a warp can't hold its cells.
-struct PoolRingShape {
+// How pool_tiles cuts the work; 0 slots where a thread can't hold its sums.
+struct PoolTilesShape {
   int32_t slots = 0;
-  int32_t overlap = 0;
   int32_t strip = 0;
-  int32_t middle_tile = 0;
-  int32_t fast_tile = 0;
+  int32_t strip_outs = 0;
+  bool chunked = false;
+  int32_t chunks = 1;
+  int32_t columns_at = 0;
+  int32_t rows_at = 0;
+  int32_t sums_at = 0;
   size_t shared = 0;
 };
-PoolRingShape pool_ring_shape(const PoolProblem &problem, size_t real_size);
+// Whether the middle axis has nothing to say.
+inline bool pool_is_flat(const PoolProblem &problem) {
+  return problem.axis[kMiddle].in == 1 && problem.axis[kMiddle].out == 1;
+}
+PoolTilesShape pool_tiles_shape(const PoolProblem &problem, size_t real_size);
 
 // Whether a view of inputs or of outputs is row-major.
 bool pool_row_major(const PoolProblem &problem, const PoolView &view, bool of_inputs);
@@ -62,19 +69,22 @@ void launch_pool_rows(const PoolForward &call, const PoolRowsShape &shape, Strea
   rows.planes = shape.planes;
   rows.rows_of_plane = problem.axis[kSlow].out * problem.axis[kMiddle].out;
   rows.out_fast = Divider(uint32_t(problem.axis[kFast].out));
+  rows.aligned = reinterpret_cast<uintptr_t>(call.y.data) % (kRowsVector * sizeof(T)) == 0 &&
+                 reinterpret_cast<uintptr_t>(call.indices.data) % (kRowsVector * sizeof(Index)) == 0;
   const Grid grid = {ceil_div(rows.outputs, shape.outputs), kPoolThreads, shape.shared};
   const auto windows = [&](int32_t slow, int32_t middle, int32_t fast) {
     return problem.axis[kSlow].window == slow && problem.axis[kMiddle].window == middle &&
            problem.axis[kFast].window == fast;
   };
-  if (windows(2, 1, 2)) {
-    launch(pool_rows<T, Index, 2, 1, 2, 4, kPoolBlocks>, grid, stream, rows);
-  } else if (windows(3, 1, 3)) {
-    launch(pool_rows<T, Index, 3, 1, 3, 2, kPoolBlocks>, grid, stream, rows);
-  } else if (windows(2, 2, 2)) {
-    launch(pool_rows<T, Index, 2, 2, 2, 2, kPoolBlocks>, grid, stream, rows);
+  const bool unit = call.x.axis[kFast] == 1 || problem.axis[kFast].in == 1;
+  if (unit && windows(2, 1, 2)) {
+    launch(pool_rows<T, Index, 2, 1, 2, true, 4, kRowsVector, kPoolBlocks>, grid, stream, rows);
+  } else if (unit && windows(3, 1, 3)) {
+    launch(pool_rows<T, Index, 3, 1, 3, true, 2, kRowsVector, kPoolBlocks>, grid, stream, rows);
+  } else if (unit && windows(2, 2, 2)) {
+    launch(pool_rows<T, Index, 2, 2, 2, true, 2, kRowsVector, kPoolBlocks>, grid, stream, rows);
   } else {
-    launch(pool_rows<T, Index, 0, 0, 0, 1, kPoolBlocks>, grid, stream, rows);
+    launch(pool_rows<T, Index, 0, 0, 0, false, 1, 1, kPoolBlocks>, grid, stream, rows);
   }
 }
 
@@ -129,43 +139,67 @@ void launch_pool(const PoolForward &call, Stream stream) {
   launch(pool_any<T, Index>, grid, stream, any);
 }
 
+template <class T, class Index, bool kFlat, bool kUnit>
+void launch_pool_tiles(const PoolTilesCall &call, bool chunked, Grid grid, Stream stream) {
+  constexpr int kRows = kFlat ? 1 : kTileRows;
+  const auto kernel =
+      chunked ? pool_tiles<T, Index, kFlat, kUnit, kRows, kTileMostGather, true, kTileSets, kTileThreads, kTileBlocks>
+              : pool_tiles<T, Index, kFlat, kUnit, kRows, kTileGather, false, kTileSets, kTileThreads, kTileBlocks>;
+  allow_shared(kernel, grid.shared_bytes);
+  launch(kernel, grid, stream, call);
+}
+
 template <class T, class Index>
-bool launch_pool_ring(const PoolBackward &call, Stream stream) {
-  using Real = typename PoolReal<T>::type;
+bool launch_pool_tiles(const PoolBackward &call, Stream stream) {
   const PoolProblem &problem = call.problem;
   const PoolAxis *axis = problem.axis;
-  if (!pool_row_major(problem, call.dy, false) || !pool_row_major(problem, call.indices, false) ||
-      !pool_row_major(problem, call.dx, true))
-    return false;
-  const PoolRingShape shape = pool_ring_shape(problem, sizeof(Real));
-  if (shape.slots == 0) return false;
-  PoolRingCall ring = {};
-  ring.problem = problem;
-  ring.dy = call.dy.data;
-  ring.indices = call.indices.data;
-  ring.dx = call.dx.data;
-  ring.accumulate = call.accumulate;
-  ring.overlap = shape.overlap;
-  ring.slots = shape.slots;
-  ring.strip = shape.strip;
-  ring.middle_tile = shape.middle_tile;
-  ring.fast_tile = shape.fast_tile;
-  ring.strips = int32_t(ceil_div(axis[kSlow].in, shape.strip));
-  ring.middle_tiles = int32_t(ceil_div(axis[kMiddle].in, shape.middle_tile));
-  ring.fast_tiles = int32_t(ceil_div(axis[kFast].in, shape.fast_tile));
-  ring.warps = problem.planes() * ring.strips * ring.middle_tiles * ring.fast_tiles;
-  ring.slice = Divider(uint32_t(axis[kMiddle].in) * uint32_t(axis[kFast].in));
-  ring.row = Divider(uint32_t(axis[kFast].in));
-  constexpr int32_t kVector = kRingVector<Real>;
-  ring.aligned = reinterpret_cast<uintptr_t>(call.dx.data) % (kVector * sizeof(T)) == 0 &&
-                 axis[kFast].in % kVector == 0 && shape.fast_tile % kVector == 0;
-  const Grid grid = {ceil_div(ring.warps, kRingWarps), kRingWarps * kWarp, shape.shared};
-  if (axis[kMiddle].in == 1) {
-    allow_shared(pool_ring<T, Index, true, kRingAhead, kRingBlocks>, shape.shared);
-    launch(pool_ring<T, Index, true, kRingAhead, kRingBlocks>, grid, stream, ring);
+  const auto unit = [&](const PoolView &view, int32_t extent) { return extent == 1 || view.axis[kFast] == 1; };
+  const bool is_unit =
+      unit(call.dy, axis[kFast].out) && unit(call.indices, axis[kFast].out) && unit(call.dx, axis[kFast].in);
+  const bool channels_first = !is_unit && pool_channels_last(problem, call.dx, true);
+  const PoolTilesShape shape = pool_tiles_shape(problem, sizeof(typename PoolReal<T>::type));
+  if (shape.slots == 0 || !(is_unit || channels_first)) return false;
+
+  const bool flat = pool_is_flat(problem);
+  const int32_t rows = flat ? 1 : kTileRows;
+  PoolTilesCall tiles = {};
+  tiles.problem = problem;
+  tiles.dy = call.dy;
+  tiles.indices = call.indices;
+  tiles.dx = call.dx;
+  tiles.accumulate = call.accumulate;
+  tiles.channels_first = channels_first;
+  tiles.strip = shape.strip;
+  tiles.strips = int32_t(ceil_div(axis[kSlow].in, shape.strip));
+  tiles.middle_tiles = int32_t(ceil_div(axis[kMiddle].in, rows));
+  tiles.fast_tiles = int32_t(ceil_div(axis[kFast].in, kTileColumns));
+  tiles.tiles = problem.planes() * tiles.middle_tiles * tiles.fast_tiles;
+  tiles.rows = int32_t(windows_over_most(axis[kMiddle], rows));
+  tiles.slot_mask = shape.slots - 1;
+  tiles.strip_outs = shape.strip_outs;
+  tiles.chunks = shape.chunks;
+  tiles.columns_at = shape.columns_at;
+  tiles.rows_at = shape.rows_at;
+  const auto wrap = [&](const PoolView &view) { return view.axis[kSlow] - (tiles.rows - 1) * view.axis[kMiddle]; };
+  tiles.named_wrap = wrap(call.indices);
+  tiles.given_wrap = wrap(call.dy);
+  tiles.sums_at = shape.sums_at;
+  tiles.slice = ShortDivider(uint32_t(axis[kMiddle].in) * uint32_t(axis[kFast].in));
+  tiles.row = ShortDivider(uint32_t(axis[kFast].in));
+  const auto whole_packs = [](int64_t elements) { return elements % kTileColumns == 0; };
+  tiles.aligned = reinterpret_cast<uintptr_t>(call.dx.data) % (kTileColumns * sizeof(T)) == 0 &&
+                  whole_packs(axis[kFast].in) && whole_packs(call.dx.axis[kMiddle]) &&
+                  whole_packs(call.dx.axis[kSlow]) && whole_packs(call.dx.channel) && whole_packs(call.dx.batch);
+
+  const Grid grid = {ceil_div(tiles.tiles, kTileThreads) * tiles.strips, kTileThreads, shape.shared};
+  if (flat && is_unit) {
+    launch_pool_tiles<T, Index, true, true>(tiles, shape.chunked, grid, stream);
+  } else if (flat) {
+    launch_pool_tiles<T, Index, true, false>(tiles, shape.chunked, grid, stream);
+  } else if (is_unit) {
+    launch_pool_tiles<T, Index, false, true>(tiles, shape.chunked, grid, stream);
   } else {
-    allow_shared(pool_ring<T, Index, false, kRingAhead, kRingBlocks>, shape.shared);
-    launch(pool_ring<T, Index, false, kRingAhead, kRingBlocks>, grid, stream, ring);
+    launch_pool_tiles<T, Index, false, false>(tiles, shape.chunked, grid, stream);
   }
   return true;
 }
@@ -173,15 +207,7 @@ bool launch_pool_ring(const PoolBackward &call, Stream stream) {
 template <class T, class Index>
 void launch_pool_backward(const PoolBackward &call, Stream stream) {
   const PoolProblem &problem = call.problem;
-  if (launch_pool_ring<T, Index>(call, stream)) return;
-  if (pool_channels_last(problem, call.dx, true)) {
-    const int32_t cells = problem.axis[kFast].in;
-    const PoolLinesBackward lines = {call, pool_lines_of(problem, true), pool_table_fits<PoolRange>(cells)};
-    const Grid grid = {ceil_div(lines.lines.total, kPoolThreads), kPoolThreads,
-                       lines.table ? size_t(cells) * sizeof(PoolRange) : 0};
-    launch(pool_lines_backward<T, Index>, grid, stream, lines);
-    return;
-  }
+  if (launch_pool_tiles<T, Index>(call, stream)) return;
   PoolAnyBackward any = {call, pool_order(problem, call.dx, true), false};
   const int64_t entries = int64_t(problem.axis[kSlow].in) + problem.axis[kMiddle].in + problem.axis[kFast].in;
   any.table = pool_table_fits<PoolRange>(entries);

@@ -178,14 +178,13 @@ inline int64_t window_reach(const PoolAxis &axis) {
   return reach < axis.in ? reach : axis.in;
 }
 
-// Two windows of which both may hold one cell are at most this many places apart.
-inline int64_t window_overlap(const PoolAxis &axis) {
-  if (axis.out == 1) return 0;
+// The windows that may hold one of `cells` neighbouring cells are at most this many.
+inline int64_t windows_over_most(const PoolAxis &axis, int64_t cells) {
+  if (axis.out == 1) return 1;
+  if (axis.last_start() == 0) return axis.out;
   const int64_t steps = axis.out - 1;
-  if (axis.last_start() == 0) return steps;
-  const int64_t apart =
-      ((int64_t(axis.window) + 1 + axis.below + axis.above) * steps - 1 + axis.tie) / axis.last_start();
-  return apart < steps ? apart : steps;
+  const int64_t apart = ((cells + axis.window + axis.below + axis.above) * steps - 1 + axis.tie) / axis.last_start();
+  return apart < steps ? apart + 1 : axis.out;
 }
 
 }  // namespace baracuda
