@@ -37,7 +37,7 @@ PoolRowsShape pool_rows_shape(const PoolProblem &problem, size_t real_size) {
   // What a block works out before it begins is worth many outputs; but there should be blocks for all.
   constexpr int64_t kWantedBlocks = int64_t(132) * kPoolBlocks * 2;
   const int64_t total = problem.planes() * problem.out_plane();
-  int32_t most = 8192;
+  int32_t most = 4096;
   while (most > 1024 && total / most < kWantedBlocks) most /= 2;
   for (int32_t outputs = most; outputs >= 256; outputs /= 2) {
     const int64_t rows = (outputs + fast - 2) / fast + 1;
@@ -68,23 +68,37 @@ PoolTilesShape pool_tiles_shape(const PoolProblem &problem, size_t real_size) {
   if (problem.in_plane() >= kNarrowLimit || problem.out_plane() >= kNarrowLimit || axis[kFast].in < 2 ||
       sums > kMostSums || gather > kMostGather || out_rows > kMostRows)
     return shape;
-  // Long strips read few outputs twice; short ones keep enough threads busy.
-  constexpr int64_t kWantedThreads = int64_t(132) * 2048;
-  const int64_t tiles = problem.planes() * ceil_div(axis[kMiddle].in, rows) * ceil_div(axis[kFast].in, kTileColumns);
-  const int64_t shortest = std::min<int64_t>(axis[kSlow].in, 4 * slots);
-  const int64_t strips = std::clamp<int64_t>(kWantedThreads / tiles, 1, ceil_div(axis[kSlow].in, shortest));
-  int64_t strip = ceil_div(axis[kSlow].in, strips);
-  while (strip > 1 && windows_over_most(axis[kSlow], strip) > kMostSpans) strip = ceil_div(strip, 2);
+  shape.chunked = gather > kTileGather;
+  shape.chunks = shape.chunked ? int32_t(ceil_div(gather, kTileMostGather)) : 1;
+  const int64_t rows_bytes = flat ? 0 : out_rows * kTileThreads * int64_t(sizeof(PoolTileRow));
+  const int64_t columns_bytes = shape.chunks * kTileThreads * int64_t(sizeof(uint32_t));
+  // Long strips read few outputs twice; but the last blocks should end together, and there should be blocks for
+  // all multiprocessors. All blocks take as long as each other: the outputs of a strip, times the rounds of
+  // blocks. These are a large GPU's numbers.
+  constexpr int64_t kProcessors = 132;
+  constexpr int64_t kProcessorShared = 227 * 1024;
+  const int64_t blocks = ceil_div(
+      problem.planes() * ceil_div(axis[kMiddle].in, rows) * ceil_div(axis[kFast].in, kTileColumns), kTileThreads);
+  const int64_t at_once =
+      kProcessors * std::min<int64_t>(tile_blocks(flat, shape.chunked),
+                                      kProcessorShared / (sums + rows_bytes + columns_bytes + 2048));
+  int64_t strip = 0;
+  int64_t least = INT64_MAX;
+  for (int64_t strips = 1; strips <= 32 && (strips == 1 || axis[kSlow].in / strips >= slots); ++strips) {
+    const int64_t length = ceil_div(axis[kSlow].in, strips);
+    const int64_t outs = windows_over_most(axis[kSlow], length);
+    const int64_t rounds = ceil_div(blocks * ceil_div(axis[kSlow].in, length), at_once);
+    if (outs > kMostSpans || rounds * outs >= least) continue;
+    least = rounds * outs;
+    strip = length;
+  }
+  if (strip == 0) return shape;
   const int64_t outs = windows_over_most(axis[kSlow], strip);
-  if (outs > kMostSpans) return shape;
   shape.slots = int32_t(slots);
   shape.strip = int32_t(strip);
   shape.strip_outs = int32_t(outs);
-  shape.chunked = gather > kTileGather;
-  shape.chunks = shape.chunked ? int32_t(ceil_div(gather, kTileMostGather)) : 1;
   shape.columns_at = int32_t(outs * int64_t(sizeof(PoolSpan)));
-  shape.rows_at = shape.columns_at + shape.chunks * kTileThreads * int32_t(sizeof(uint32_t));
-  const int64_t rows_bytes = flat ? 0 : out_rows * kTileThreads * int64_t(sizeof(PoolTileRow));
+  shape.rows_at = shape.columns_at + int32_t(columns_bytes);
   shape.sums_at = int32_t(ceil_div(shape.rows_at + rows_bytes, int64_t(sizeof(double))) * int64_t(sizeof(double)));
   shape.shared = size_t(shape.sums_at + sums);
   return shape;

@@ -21,8 +21,10 @@ constexpr int kTileThreads = 128;
 // Outputs of a row that are loaded at once.
 constexpr int kTileGather = 5;
 constexpr int kTileMostGather = 8;
-constexpr int kTileSets = 2;    // of outputs: one at hand, the others on their way
-constexpr int kTileBlocks = 6;  // on a multiprocessor at least; registers follow from it
+// Sets of outputs, of which one is at hand and the others are on their way, and blocks on a multiprocessor
+// at least, from which registers follow.
+constexpr int tile_sets(bool flat) { return flat ? 2 : 3; }
+constexpr int tile_blocks(bool flat, bool chunked) { return flat && !chunked ? 6 : 4; }
 
 // Quotients of numbers below 2^31 in two instructions. Those of larger numbers are not exact, but never
 // below the quotient. The divisor is at least 2.

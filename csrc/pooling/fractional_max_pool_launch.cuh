@@ -82,7 +82,10 @@ void launch_pool_rows(const PoolForward &call, const PoolRowsShape &shape, Strea
   } else if (unit && windows(3, 1, 3)) {
     launch(pool_rows<T, Index, 3, 1, 3, true, 2, kRowsVector, kPoolBlocks>, grid, stream, rows);
   } else if (unit && windows(2, 2, 2)) {
-    launch(pool_rows<T, Index, 2, 2, 2, true, 2, kRowsVector, kPoolBlocks>, grid, stream, rows);
+    // Measured: 16-bit cells want more warps, wider ones more loads of a warp.
+    constexpr int kUnroll = sizeof(T) == 2 ? 2 : 4;
+    constexpr int kBlocks = sizeof(T) == 2 ? 5 : kPoolBlocks;
+    launch(pool_rows<T, Index, 2, 2, 2, true, kUnroll, kRowsVector, kBlocks>, grid, stream, rows);
   } else {
     launch(pool_rows<T, Index, 0, 0, 0, false, 1, 1, kPoolBlocks>, grid, stream, rows);
   }
@@ -142,9 +145,12 @@ void launch_pool(const PoolForward &call, Stream stream) {
 template <class T, class Index, bool kFlat, bool kUnit>
 void launch_pool_tiles(const PoolTilesCall &call, bool chunked, Grid grid, Stream stream) {
   constexpr int kRows = kFlat ? 1 : kTileRows;
+  constexpr int kSets = tile_sets(kFlat);
   const auto kernel =
-      chunked ? pool_tiles<T, Index, kFlat, kUnit, kRows, kTileMostGather, true, kTileSets, kTileThreads, kTileBlocks>
-              : pool_tiles<T, Index, kFlat, kUnit, kRows, kTileGather, false, kTileSets, kTileThreads, kTileBlocks>;
+      chunked
+          ? pool_tiles<T, Index, kFlat, kUnit, kRows, kTileMostGather, true, 2, kTileThreads, tile_blocks(kFlat, true)>
+          : pool_tiles<T, Index, kFlat, kUnit, kRows, kTileGather, false, kSets, kTileThreads,
+                       tile_blocks(kFlat, false)>;
   allow_shared(kernel, grid.shared_bytes);
   launch(kernel, grid, stream, call);
 }
