@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <iterator>
 
+#include "baracuda/kv_cache.h"
 #include "baracuda/layout.h"
 #include "baracuda/pooling.h"
 
@@ -24,6 +25,45 @@ constexpr baracuda_field kWriteSlice[] = {
     {"dtype", BARACUDA_FIELD_DTYPE, offsetof(baracuda_write_slice_desc, dtype), nullptr},
     {"overlap", BARACUDA_FIELD_CHOICE, offsetof(baracuda_write_slice_desc, overlap), kOverlaps},
 };
+
+constexpr const char *kBounds[] = {"drop", "clamp", nullptr};
+constexpr const char *kGradients[] = {"both", "dest", "source", nullptr};
+
+constexpr baracuda_field kDynamicWriteSlice[] = {
+    {"dest_shape", BARACUDA_FIELD_SHAPE, offsetof(baracuda_dynamic_write_slice_desc, dest_shape), nullptr},
+    {"block_shape", BARACUDA_FIELD_SHAPE, offsetof(baracuda_dynamic_write_slice_desc, block_shape), nullptr},
+    {"dtype", BARACUDA_FIELD_DTYPE, offsetof(baracuda_dynamic_write_slice_desc, dtype), nullptr},
+    {"index_dtype", BARACUDA_FIELD_DTYPE, offsetof(baracuda_dynamic_write_slice_desc, index_dtype), nullptr},
+    {"batched", BARACUDA_FIELD_BOOL, offsetof(baracuda_dynamic_write_slice_desc, batched), nullptr},
+    {"bounds", BARACUDA_FIELD_CHOICE, offsetof(baracuda_dynamic_write_slice_desc, bounds), kBounds},
+    {"advance_axis", BARACUDA_FIELD_INT64, offsetof(baracuda_dynamic_write_slice_desc, advance_axis), nullptr},
+};
+
+using DynamicBackward = baracuda_dynamic_write_slice_backward_desc;
+constexpr baracuda_field kDynamicWriteSliceBackward[] = {
+    {"dest_shape", BARACUDA_FIELD_SHAPE, offsetof(DynamicBackward, dest_shape), nullptr},
+    {"block_shape", BARACUDA_FIELD_SHAPE, offsetof(DynamicBackward, block_shape), nullptr},
+    {"dtype", BARACUDA_FIELD_DTYPE, offsetof(DynamicBackward, dtype), nullptr},
+    {"index_dtype", BARACUDA_FIELD_DTYPE, offsetof(DynamicBackward, index_dtype), nullptr},
+    {"batched", BARACUDA_FIELD_BOOL, offsetof(DynamicBackward, batched), nullptr},
+    {"bounds", BARACUDA_FIELD_CHOICE, offsetof(DynamicBackward, bounds), kBounds},
+    {"gradients", BARACUDA_FIELD_CHOICE, offsetof(DynamicBackward, gradients), kGradients},
+};
+
+// The two descriptors have the same fields.
+template <class Descriptor>
+constexpr baracuda_field kKvCache[] = {
+    {"tokens", BARACUDA_FIELD_INT64, offsetof(Descriptor, tokens), nullptr},
+    {"heads", BARACUDA_FIELD_INT64, offsetof(Descriptor, heads), nullptr},
+    {"dim", BARACUDA_FIELD_INT64, offsetof(Descriptor, dim), nullptr},
+    {"blocks", BARACUDA_FIELD_INT64, offsetof(Descriptor, blocks), nullptr},
+    {"block_size", BARACUDA_FIELD_INT64, offsetof(Descriptor, block_size), nullptr},
+    {"dtype", BARACUDA_FIELD_DTYPE, offsetof(Descriptor, dtype), nullptr},
+    {"cache_dtype", BARACUDA_FIELD_OPTIONAL_DTYPE, offsetof(Descriptor, cache_dtype), nullptr},
+    {"index_dtype", BARACUDA_FIELD_DTYPE, offsetof(Descriptor, index_dtype), nullptr},
+};
+constexpr auto &kKvCacheAppend = kKvCache<baracuda_kv_cache_append_desc>;
+constexpr auto &kKvCacheGather = kKvCache<baracuda_kv_cache_gather_desc>;
 
 constexpr const char *kPlacements[] = {"even", "torch", nullptr};
 constexpr const char *kIndexBases[] = {"tensor", "plane", nullptr};
@@ -78,6 +118,16 @@ constexpr baracuda_field kFractionalMaxPool3dBackward[] = {
 constexpr baracuda_operator kOperators[] = {
     {"write_slice", "WriteSlicePlan", "layout", sizeof(baracuda_write_slice_desc), kWriteSlice, std::size(kWriteSlice),
      create<baracuda_write_slice_desc, baracuda_write_slice_plan_create>},
+    {"dynamic_write_slice", "DynamicWriteSlicePlan", "layout", sizeof(baracuda_dynamic_write_slice_desc),
+     kDynamicWriteSlice, std::size(kDynamicWriteSlice),
+     create<baracuda_dynamic_write_slice_desc, baracuda_dynamic_write_slice_plan_create>},
+    {"dynamic_write_slice_backward", "DynamicWriteSliceBackwardPlan", "layout", sizeof(DynamicBackward),
+     kDynamicWriteSliceBackward, std::size(kDynamicWriteSliceBackward),
+     create<DynamicBackward, baracuda_dynamic_write_slice_backward_plan_create>},
+    {"kv_cache_append", "KvCacheAppendPlan", "kv_cache", sizeof(baracuda_kv_cache_append_desc), kKvCacheAppend,
+     std::size(kKvCacheAppend), create<baracuda_kv_cache_append_desc, baracuda_kv_cache_append_plan_create>},
+    {"kv_cache_gather", "KvCacheGatherPlan", "kv_cache", sizeof(baracuda_kv_cache_gather_desc), kKvCacheGather,
+     std::size(kKvCacheGather), create<baracuda_kv_cache_gather_desc, baracuda_kv_cache_gather_plan_create>},
     {"fractional_max_pool2d", "FractionalMaxPool2dPlan", "pooling", sizeof(baracuda_fractional_max_pool2d_desc),
      kFractionalMaxPool2d, std::size(kFractionalMaxPool2d),
      create<baracuda_fractional_max_pool2d_desc, baracuda_fractional_max_pool2d_plan_create>},

@@ -107,6 +107,26 @@ def _window(shape: tuple[int, ...]) -> list[tuple[int, int]]:
     return [(extent // 4, extent - extent // 3) for extent in shape]
 
 
+def _starts(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    """For blocks of half the extent; some reach outside. Column 0 of batched starts is 0."""
+    starts = rng.integers(-1, 5, shape).astype(dtype)
+    if len(shape) == 2:
+        starts[:, 0] = 0
+    return starts
+
+
+def _slots(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    """For caches of 24 places: some slots are outside and some come twice."""
+    return rng.integers(-2, 27, shape).astype(dtype)
+
+
+def _scale(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    return rng.uniform(0.1, 3.0, shape).astype(dtype)
+
+
+_KV_CACHE = {"tokens": 21, "heads": 3, "dim": 16, "blocks": 6, "block_size": 4}
+_KV_VALUES = {"slot_mapping": _slots, "key_scale": _scale, "value_scale": _scale}
+
 PROBLEMS: list[Problem] = [
     Problem(
         f"write_slice {dtype} {overlap}",
@@ -119,6 +139,48 @@ PROBLEMS: list[Problem] = [
         ("int4", (7, 41), "refuse"),
         ("float64", (300, 700), "refuse"),
         ("float16", (12, 50), "stage"),
+    )
+]
+PROBLEMS += [
+    Problem(
+        f"dynamic_write_slice {dtype} {bounds}{' batched' if batched else ''}{' advancing' if advance > 0 else ''}",
+        bc.DynamicWriteSlicePlan,
+        {
+            "dest_shape": (3, 9, 40),
+            "block_shape": (3, 4, 20),
+            "dtype": dtype,
+            "batched": batched,
+            "bounds": bounds,
+            "advance_axis": advance,
+        },
+        {"starts": _starts},
+    )
+    for dtype, bounds, batched, advance in (
+        ("float32", "drop", False, -1),
+        ("int4", "clamp", True, -1),
+        ("bfloat16", "clamp", True, 1),
+    )
+]
+PROBLEMS += [
+    Problem(
+        f"dynamic_write_slice_backward {dtype} {gradients}",
+        bc.DynamicWriteSliceBackwardPlan,
+        {"dest_shape": (3, 9, 40), "block_shape": (3, 4, 20), "dtype": dtype, "gradients": gradients},
+        {"starts": _starts},
+    )
+    for dtype, gradients in (("float32", "both"), ("complex64", "source"))
+]
+PROBLEMS += [
+    Problem(
+        f"{operator} {dtype} {cache_dtype or ''}".strip(),
+        plan,
+        {**_KV_CACHE, "dtype": dtype, "cache_dtype": cache_dtype, "index_dtype": index_dtype},
+        _KV_VALUES,
+    )
+    for operator, plan in (("kv_cache_append", bc.KvCacheAppendPlan), ("kv_cache_gather", bc.KvCacheGatherPlan))
+    for dtype, cache_dtype, index_dtype in (
+        ("bfloat16", None, "int64"),
+        ("float32", "float8_e4m3fn", "int32"),
     )
 ]
 

@@ -16,7 +16,25 @@ from baracuda.errors import (
     UnsupportedError,
     WorkspaceTooSmallError,
 )
-from baracuda.layout import WriteSliceDescriptor, WriteSlicePlan, write_slice
+from baracuda.kv_cache import (
+    KvCacheAppendDescriptor,
+    KvCacheAppendPlan,
+    KvCacheGatherDescriptor,
+    KvCacheGatherPlan,
+    kv_cache_append,
+    kv_cache_gather,
+)
+from baracuda.layout import (
+    DynamicWriteSliceBackwardDescriptor,
+    DynamicWriteSliceBackwardPlan,
+    DynamicWriteSliceDescriptor,
+    DynamicWriteSlicePlan,
+    WriteSliceDescriptor,
+    WriteSlicePlan,
+    dynamic_update_slice,
+    dynamic_update_slice_backward,
+    write_slice,
+)
 from baracuda.plan import KernelSku, Operand, PlanCost, PlanPreference, PrecisionGuarantee
 from baracuda.pooling import (
     FractionalMaxPool2dBackwardDescriptor,
@@ -40,6 +58,10 @@ __all__ = [
     "BoundPlan",
     "BufferTooSmallError",
     "CudaError",
+    "DynamicWriteSliceBackwardDescriptor",
+    "DynamicWriteSliceBackwardPlan",
+    "DynamicWriteSliceDescriptor",
+    "DynamicWriteSlicePlan",
     "FractionalMaxPool2dBackwardDescriptor",
     "FractionalMaxPool2dBackwardPlan",
     "FractionalMaxPool2dDescriptor",
@@ -50,6 +72,10 @@ __all__ = [
     "FractionalMaxPool3dPlan",
     "InvalidProblemError",
     "KernelSku",
+    "KvCacheAppendDescriptor",
+    "KvCacheAppendPlan",
+    "KvCacheGatherDescriptor",
+    "KvCacheGatherPlan",
     "MisalignedOperandError",
     "Operand",
     "Plan",
@@ -64,7 +90,11 @@ __all__ = [
     "asarray",
     "cuda_device_count",
     "cuda_unavailable_reason",
+    "dynamic_update_slice",
+    "dynamic_update_slice_backward",
     "empty",
+    "kv_cache_append",
+    "kv_cache_gather",
     "fractional_max_pool2d",
     "fractional_max_pool2d_backward",
     "fractional_max_pool3d",
