@@ -93,6 +93,16 @@ def poisoned_workspace(plan: bc.Plan) -> bc.Tensor:
     return bc.asarray(np.full(plan.workspace_size, 0x7F, np.uint8), plan.device)
 
 
+def samples(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    """Numbers in [0, 1)."""
+    return rng.random(shape, np.float32).astype(DTYPES[dtype].numpy)
+
+
+def below(count: int) -> Callable[[np.random.Generator, tuple[int, ...], str], np.ndarray]:
+    """Integers from 0 to `count` - 1."""
+    return lambda rng, shape, dtype: rng.integers(0, count, shape, DTYPES[dtype].numpy)
+
+
 def _window(shape: tuple[int, ...]) -> list[tuple[int, int]]:
     return [(extent // 4, extent - extent // 3) for extent in shape]
 
@@ -181,4 +191,24 @@ PROBLEMS += [
         _KV_VALUES,
     )
     for dtype, cache_dtype in (("float32", None), ("bfloat16", "float8_e5m2"))
+]
+
+_POOL_2D = {"batch": 2, "channels": 3, "h_in": 14, "w_in": 37, "window_h": 2, "window_w": 3, "h_out": 9, "w_out": 24}
+_POOL_3D = {"batch": 1, "channels": 3, "d_in": 6, "h_in": 9, "w_in": 35, "window_d": 2, "window_h": 2, "window_w": 2,
+            "d_out": 4, "h_out": 6, "w_out": 21}  # fmt: skip
+
+PROBLEMS += [
+    Problem(
+        f"{plan.__name__.removesuffix('Plan')} {dtype} {change}",
+        plan,
+        {**sizes, "dtype": dtype, **change},
+        {"random_samples": samples, "indices": below(cells)},
+    )
+    for plan, sizes, cells, dtype, change in (
+        (bc.FractionalMaxPool2dPlan, _POOL_2D, 0, "float32", {}),
+        (bc.FractionalMaxPool2dPlan, _POOL_2D, 0, "bfloat16", {"samples": False, "seed": 7, "index_dtype": "int32"}),
+        (bc.FractionalMaxPool3dPlan, _POOL_3D, 0, "float16", {"placement": "torch", "index_base": "plane"}),
+        (bc.FractionalMaxPool2dBackwardPlan, _POOL_2D, 2 * 3 * 14 * 37, "float32", {}),
+        (bc.FractionalMaxPool3dBackwardPlan, _POOL_3D, 3 * 6 * 9 * 35, "bfloat16", {"accumulate": True}),
+    )
 ]

@@ -36,6 +36,20 @@ from baracuda.layout import (
     write_slice,
 )
 from baracuda.plan import KernelSku, Operand, PlanCost, PlanPreference, PrecisionGuarantee
+from baracuda.pooling import (
+    FractionalMaxPool2dBackwardDescriptor,
+    FractionalMaxPool2dBackwardPlan,
+    FractionalMaxPool2dDescriptor,
+    FractionalMaxPool2dPlan,
+    FractionalMaxPool3dBackwardDescriptor,
+    FractionalMaxPool3dBackwardPlan,
+    FractionalMaxPool3dDescriptor,
+    FractionalMaxPool3dPlan,
+    fractional_max_pool2d,
+    fractional_max_pool2d_backward,
+    fractional_max_pool3d,
+    fractional_max_pool3d_backward,
+)
 
 __version__ = _core.version
 
@@ -48,6 +62,14 @@ __all__ = [
     "DynamicWriteSliceBackwardPlan",
     "DynamicWriteSliceDescriptor",
     "DynamicWriteSlicePlan",
+    "FractionalMaxPool2dBackwardDescriptor",
+    "FractionalMaxPool2dBackwardPlan",
+    "FractionalMaxPool2dDescriptor",
+    "FractionalMaxPool2dPlan",
+    "FractionalMaxPool3dBackwardDescriptor",
+    "FractionalMaxPool3dBackwardPlan",
+    "FractionalMaxPool3dDescriptor",
+    "FractionalMaxPool3dPlan",
     "InvalidProblemError",
     "KernelSku",
     "KvCacheAppendDescriptor",
@@ -71,6 +93,10 @@ __all__ = [
     "dynamic_update_slice",
     "dynamic_update_slice_backward",
     "empty",
+    "fractional_max_pool2d",
+    "fractional_max_pool2d_backward",
+    "fractional_max_pool3d",
+    "fractional_max_pool3d_backward",
     "kv_cache_append",
     "kv_cache_gather",
     "pack_int4",
