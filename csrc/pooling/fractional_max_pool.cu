@@ -51,7 +51,7 @@ PoolRowsShape pool_rows_shape(const PoolProblem &problem, size_t real_size) {
   return shape;
 }
 
-PoolTilesShape pool_tiles_shape(const PoolProblem &problem, size_t real_size) {
+PoolTilesShape pool_tiles_shape(const PoolProblem &problem, size_t real_size, bool unit) {
   constexpr int64_t kMostSums = 64 * 1024;
   constexpr int64_t kMostSpans = 2048;
   constexpr int64_t kMostGather = 64;
@@ -80,7 +80,7 @@ PoolTilesShape pool_tiles_shape(const PoolProblem &problem, size_t real_size) {
   const int64_t blocks = ceil_div(
       problem.planes() * ceil_div(axis[kMiddle].in, rows) * ceil_div(axis[kFast].in, kTileColumns), kTileThreads);
   const int64_t at_once =
-      kProcessors * std::min<int64_t>(tile_blocks(flat, shape.chunked),
+      kProcessors * std::min<int64_t>(tile_blocks(flat, unit, shape.chunked),
                                       kProcessorShared / (sums + rows_bytes + columns_bytes + 2048));
   int64_t strip = 0;
   int64_t least = INT64_MAX;
@@ -186,7 +186,7 @@ const char *fractional_max_pool_path(const PoolProblem &problem, DLDataType dtyp
 }
 
 const char *fractional_max_pool_backward_path(const PoolProblem &problem, DLDataType dtype) {
-  return pool_tiles_shape(problem, real_size(dtype)).slots > 0 ? "tiles" : "any";
+  return pool_tiles_shape(problem, real_size(dtype), true).slots > 0 ? "tiles" : "any";
 }
 
 std::string fractional_max_pool_arch(const char *plan) {
