@@ -21,9 +21,20 @@ constexpr int kTileThreads = 128;
 // Outputs of a row that are loaded at once.
 constexpr int kTileGather = 5;
 constexpr int kTileMostGather = 8;
-// Sets of outputs on their way, and blocks on a multiprocessor at least, from which registers follow.
-constexpr int tile_sets(bool flat, bool chunked) { return flat || chunked ? 1 : 2; }
-constexpr int tile_blocks(bool flat, bool unit, bool chunked) { return !flat ? 4 : chunked ? 5 : unit ? 8 : 7; }
+// Measured: two dimensions want many warps, and so few registers; in three, shared memory leaves room for few
+// warps and many registers.
+//
+// An output may be loaded in place of the one that was just added, which takes one set of registers; or whole
+// sets are loaded ahead of the one at hand.
+constexpr bool tile_in_place(bool flat) { return flat; }
+struct TileTuning {
+  int sets;
+  int blocks;  // on a multiprocessor at least; registers follow from it
+};
+constexpr TileTuning tile_tuning(bool flat, bool unit, bool chunked, bool wide) {
+  if (flat) return {1, chunked ? 5 : wide ? 6 : unit ? 8 : 7};
+  return {unit && !chunked ? 3 : 2, wide ? 3 : 4};
+}
 
 // Quotients of numbers below 2^31 in two instructions. Those of larger numbers are not exact, but never
 // below the quotient. The divisor is at least 2.
@@ -135,6 +146,7 @@ template <class T, class Index, bool kFlat, bool kUnit, int kRows, int kGather, 
           int kBlocks>
 __global__ void __launch_bounds__(kThreads, kBlocks) pool_tiles(const __grid_constant__ PoolTilesCall call) {
   static_assert(kGather * kTileColumns <= 32);
+  constexpr bool kInPlace = tile_in_place(kFlat);
   using Real = typename PoolReal<T>::type;
   extern __shared__ __align__(16) char shared[];
   const PoolAxis &slow = call.problem.axis[kSlow];
@@ -311,16 +323,27 @@ __global__ void __launch_bounds__(kThreads, kBlocks) pool_tiles(const __grid_con
     return row;
   };
   // Outputs beyond the tile's keep what the set had before; no column is theirs.
-  const auto load = [&](Set &set, const Row &row, int e) {
-    load_where(e < row.count, reinterpret_cast<const BitsOf<Index> *>(row.names + e * named_step), set.name[e]);
-    load_where(e < row.count, reinterpret_cast<const BitsOf<T> *>(row.gives + e * given_step), set.gradient[e]);
+  const auto load_one = [&](Set &set, const Row &row, int e) {
+    const auto *const name = reinterpret_cast<const BitsOf<Index> *>(row.names + e * named_step);
+    const auto *const gradient = reinterpret_cast<const BitsOf<T> *>(row.gives + e * given_step);
+    if constexpr (kInPlace) {
+      load_where(e < row.count, name, set.name[e]);
+      load_where(e < row.count, gradient, set.gradient[e]);
+    } else if (e < row.count) {
+      set.name[e] = __ldg(name);
+      set.gradient[e] = __ldg(gradient);
+    }
+  };
+  const auto load = [&](Set &set) {
+    const Row row = next_row();
+#pragma unroll
+    for (int e = 0; e < kGather; ++e) load_one(set, row, e);
   };
   Walk at = {0, 0};
   const PoolSpan *slices_at = slow_span;
   PoolSpan slices = {0, 0};
   int64_t slice_base = 0;
   uint32_t columns = columns_of[0];
-  // Adds a set's outputs, and loads others in place of each.
   const auto add = [&](Set &set) {
     if (at.row == 0 && at.chunk == 0) {
       slices = *slices_at++;
@@ -332,7 +355,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks) pool_tiles(const __grid_con
     if constexpr (!kFlat) row = row_of[at.row * kThreads];
     const int64_t base = slice_base + row.offset;
     const uint32_t row_at = sums_at + row.place;
-    const Row next = next_row();
+    Row next = {};
+    if constexpr (kInPlace) next = next_row();
 #pragma unroll
     for (int e = 0; e < kGather; ++e) {
       // The place after the first cell that the output could name, had it all columns. Where an index names
@@ -356,23 +380,22 @@ __global__ void __launch_bounds__(kThreads, kBlocks) pool_tiles(const __grid_con
       const uint32_t own = columns >> (e * kTileColumns) & ((1u << kTileColumns) - 1u);
       mine = mine && (__funnelshift_rc(own, 0, left) & 1u) != 0;
       add_where(mine, place, real_of<T>(set.gradient[e]));
-      load(set, next, e);
+      if constexpr (kInPlace) load_one(set, next, e);
     }
     advance(at);
   };
 
+  constexpr int kFirst = kInPlace ? kSets : kSets - 1;
 #pragma unroll
-  for (int u = 0; u < kSets; ++u) {
-    const Row row = next_row();
-#pragma unroll
-    for (int e = 0; e < kGather; ++e) load(sets[u], row, e);
-  }
+  for (int u = 0; u < kFirst; ++u) load(sets[u]);
   const int32_t steps = (over_slow.end - over_slow.begin) * (kFlat ? 1 : call.rows) * (kChunked ? call.chunks : 1);
 #pragma unroll 1
   for (int32_t step = 0; step < steps; step += kSets) {
 #pragma unroll
-    for (int u = 0; u < kSets; ++u)
+    for (int u = 0; u < kSets; ++u) {
+      if constexpr (!kInPlace) load(sets[(u + kSets - 1) % kSets]);
       if (step + u < steps) add(sets[u]);
+    }
   }
   write_slices(s1);
 }

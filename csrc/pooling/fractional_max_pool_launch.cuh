@@ -145,10 +145,13 @@ void launch_pool(const PoolForward &call, Stream stream) {
 template <class T, class Index, bool kFlat, bool kUnit>
 void launch_pool_tiles(const PoolTilesCall &call, bool chunked, Grid grid, Stream stream) {
   constexpr int kRows = kFlat ? 1 : kTileRows;
-  const auto kernel = chunked ? pool_tiles<T, Index, kFlat, kUnit, kRows, kTileMostGather, true, tile_sets(kFlat, true),
-                                           kTileThreads, tile_blocks(kFlat, kUnit, true)>
-                              : pool_tiles<T, Index, kFlat, kUnit, kRows, kTileGather, false, tile_sets(kFlat, false),
-                                           kTileThreads, tile_blocks(kFlat, kUnit, false)>;
+  constexpr bool kWide = sizeof(T) == sizeof(double);
+  constexpr TileTuning kWhole = tile_tuning(kFlat, kUnit, false, kWide);
+  constexpr TileTuning kParts = tile_tuning(kFlat, kUnit, true, kWide);
+  const auto kernel =
+      chunked
+          ? pool_tiles<T, Index, kFlat, kUnit, kRows, kTileMostGather, true, kParts.sets, kTileThreads, kParts.blocks>
+          : pool_tiles<T, Index, kFlat, kUnit, kRows, kTileGather, false, kWhole.sets, kTileThreads, kWhole.blocks>;
   allow_shared(kernel, grid.shared_bytes);
   launch(kernel, grid, stream, call);
 }
