@@ -167,7 +167,9 @@ PROBLEMS = {
     "2d channels": ((2, 9), (7, 20), (2, 2), (5, 18)),
     "2d channels, window 3": ((1, 8), (6, 9), (3, 2), (4, 5)),
     "2d one column": ((1, 2), (17, 4), (4, 4), (9, 1)),
+    "2d ratio 0.9": ((2, 2), (12, 40), (2, 2), (11, 37)),
     "3d": ((2, 2), (6, 7, 9), (2, 2, 2), (4, 5, 6)),
+    "3d ratio 0.9": ((1, 2), (5, 6, 21), (2, 2, 2), (3, 4, 18)),
     "3d uneven": ((1, 3), (5, 9, 8), (1, 3, 2), (3, 4, 5)),
     "3d single": ((2, 1), (4, 4, 5), (2, 3, 1), (1, 1, 1)),
     "3d channels": ((1, 10), (4, 5, 6), (2, 2, 2), (2, 3, 4)),
@@ -233,6 +235,9 @@ def test_layouts(backend: Backend, input_layout: str, output_layout: str) -> Non
         pytest.param((1, 2), (6, 7), (6, 7), (3, 4), id="windows of the whole input"),
         pytest.param((1, 1), (40, 45), (17, 20), (9, 30), id="large windows"),
         pytest.param((2, 1), (70, 64), (2, 2), (63, 58), id="ratio 0.9"),
+        pytest.param((2, 2), (5, 1, 8), (2, 1, 2), (4, 3, 6), id="a middle axis of one cell and three outputs"),
+        pytest.param((1, 2), (9, 6, 1), (2, 3, 1), (5, 4, 2), id="rows of one cell"),
+        pytest.param((1, 9), (9, 6, 5), (2, 3, 2), (5, 4, 7), id="more outputs than cells in a row"),
         pytest.param((2, 1), (70, 64), (2, 2), (20, 12), id="ratio 0.2"),
         pytest.param((1, 1), (40, 20, 33), (2, 2, 2), (28, 14, 23), id="3d"),
         pytest.param((1, 1), (9, 9, 9), (3, 3, 3), (20, 21, 22), id="3d, more outputs than cells"),
@@ -541,6 +546,9 @@ def test_bad_indices_add_nothing(backend: Backend, index_dtype: str, rank: int, 
     garbage = [-1, x.size, x.size + 3, limits.min, limits.max]
     # The other end of the same plane, which no window of the first output can hold, and another plane.
     garbage += [math.prod(shape) - 1, math.prod(shape) + 1]
+    if index_dtype == "int64":
+        # Right in its lower half.
+        garbage.append(int(indices[0, 0].reshape(-1)[len(garbage)]) + 2**32)
     damaged = indices.copy()
     kept = dy.copy()
     for place, bad in enumerate(garbage):

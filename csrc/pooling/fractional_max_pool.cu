@@ -51,7 +51,7 @@ PoolRowsShape pool_rows_shape(const PoolProblem &problem, size_t real_size) {
   return shape;
 }
 
-PoolTilesShape pool_tiles_shape(const PoolProblem &problem, size_t real_size) {
+PoolTilesShape pool_tiles_shape(const PoolProblem &problem, size_t real_size, bool unit) {
   constexpr int64_t kMostSums = 64 * 1024;
   constexpr int64_t kMostSpans = 2048;
   constexpr int64_t kMostGather = 64;
@@ -72,26 +72,34 @@ PoolTilesShape pool_tiles_shape(const PoolProblem &problem, size_t real_size) {
   shape.chunks = shape.chunked ? int32_t(ceil_div(gather, kTileMostGather)) : 1;
   const int64_t rows_bytes = flat ? 0 : out_rows * kTileThreads * int64_t(sizeof(PoolTileRow));
   const int64_t columns_bytes = shape.chunks * kTileThreads * int64_t(sizeof(uint32_t));
-  // Long strips read few outputs twice; but the last blocks should end together, and there should be blocks for
-  // all multiprocessors. All blocks take as long as each other: the outputs of a strip, times the rounds of
-  // blocks. These are a large GPU's numbers.
+  // Long strips read few outputs twice; but there should be blocks for all multiprocessors, and the last ones
+  // should end together. All blocks take as long as each other, so the cost is the outputs of a strip, a few
+  // more for its beginning, times the rounds of blocks. Of strips that cost about the same, short ones even out
+  // what the model leaves out. These are a large GPU's numbers.
   constexpr int64_t kProcessors = 132;
   constexpr int64_t kProcessorShared = 227 * 1024;
+  constexpr int64_t kMostStrips = 32;
   const int64_t blocks = ceil_div(
       problem.planes() * ceil_div(axis[kMiddle].in, rows) * ceil_div(axis[kFast].in, kTileColumns), kTileThreads);
   const int64_t at_once =
-      kProcessors * std::min<int64_t>(tile_blocks(flat, shape.chunked),
+      kProcessors * std::min<int64_t>(tile_tuning(flat, unit, shape.chunked, real_size == sizeof(double)).blocks,
                                       kProcessorShared / (sums + rows_bytes + columns_bytes + 2048));
-  int64_t strip = 0;
+  int64_t cost[kMostStrips + 1] = {};
   int64_t least = INT64_MAX;
-  for (int64_t strips = 1; strips <= 32 && (strips == 1 || axis[kSlow].in / strips >= slots); ++strips) {
-    const int64_t length = ceil_div(axis[kSlow].in, strips);
-    const int64_t outs = windows_over_most(axis[kSlow], length);
-    const int64_t rounds = ceil_div(blocks * ceil_div(axis[kSlow].in, length), at_once);
-    if (outs > kMostSpans || rounds * outs >= least) continue;
-    least = rounds * outs;
-    strip = length;
+  int64_t strip = 0;
+  const auto length_of = [&](int64_t strips) { return ceil_div(axis[kSlow].in, strips); };
+  const auto fits = [&](int64_t strips) {
+    return (strips == 1 || length_of(strips) >= slots) &&
+           windows_over_most(axis[kSlow], length_of(strips)) <= kMostSpans;
+  };
+  for (int64_t strips = 1; strips <= kMostStrips; ++strips) {
+    if (!fits(strips)) continue;
+    const int64_t rounds = ceil_div(blocks * ceil_div(axis[kSlow].in, length_of(strips)), at_once);
+    cost[strips] = rounds * (windows_over_most(axis[kSlow], length_of(strips)) + 2);
+    least = std::min(least, cost[strips]);
   }
+  for (int64_t strips = 1; strips <= kMostStrips; ++strips)
+    if (cost[strips] > 0 && cost[strips] <= least + least / 11) strip = length_of(strips);
   if (strip == 0) return shape;
   const int64_t outs = windows_over_most(axis[kSlow], strip);
   shape.slots = int32_t(slots);
@@ -186,7 +194,7 @@ const char *fractional_max_pool_path(const PoolProblem &problem, DLDataType dtyp
 }
 
 const char *fractional_max_pool_backward_path(const PoolProblem &problem, DLDataType dtype) {
-  return pool_tiles_shape(problem, real_size(dtype)).slots > 0 ? "tiles" : "any";
+  return pool_tiles_shape(problem, real_size(dtype), true).slots > 0 ? "tiles" : "any";
 }
 
 std::string fractional_max_pool_arch(const char *plan) {

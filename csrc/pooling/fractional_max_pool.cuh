@@ -9,8 +9,6 @@ namespace baracuda {
 constexpr int kPoolThreads = 256;
 constexpr int kRowsVector = 2;  // outputs that are written at once
 constexpr int kPoolBlocks = 4;  // on a multiprocessor at least; registers follow from it
-constexpr int kWarp = 32;
-constexpr uint32_t kAllLanes = 0xffffffffu;
 
 // The bits of an element, so that values move unchanged and stay narrow until they are compared.
 template <int kBytes>

@@ -21,10 +21,20 @@ constexpr int kTileThreads = 128;
 // Outputs of a row that are loaded at once.
 constexpr int kTileGather = 5;
 constexpr int kTileMostGather = 8;
-// Sets of outputs, of which one is at hand and the others are on their way, and blocks on a multiprocessor
-// at least, from which registers follow.
-constexpr int tile_sets(bool flat) { return flat ? 2 : 3; }
-constexpr int tile_blocks(bool flat, bool chunked) { return flat && !chunked ? 6 : 4; }
+// Measured: two dimensions want many warps, and so few registers; in three, shared memory leaves room for few
+// warps and many registers.
+//
+// An output may be loaded in place of the one that was just added, which takes one set of registers; or whole
+// sets are loaded ahead of the one at hand.
+constexpr bool tile_in_place(bool flat) { return flat; }
+struct TileTuning {
+  int sets;
+  int blocks;  // on a multiprocessor at least; registers follow from it
+};
+constexpr TileTuning tile_tuning(bool flat, bool unit, bool chunked, bool wide) {
+  if (flat) return {1, chunked ? 5 : wide ? 6 : unit ? 8 : 7};
+  return {unit && !chunked ? 3 : 2, wide ? 3 : 4};
+}
 
 // Quotients of numbers below 2^31 in two instructions. Those of larger numbers are not exact, but never
 // below the quotient. The divisor is at least 2.
@@ -114,10 +124,29 @@ __device__ __forceinline__ void add_where(bool wanted, uint32_t address, double 
       : "memory");
 }
 
+// Loads where wanted, and else keeps what is there. Written out, because the compiler moves a plain load up and
+// then needs the registers twice.
+__device__ __forceinline__ void load_where(bool wanted, const uint16_t *from, uint16_t &value) {
+  asm volatile("{\n\t.reg .pred wanted;\n\tsetp.ne.u32 wanted, %2, 0;\n\t@wanted ld.global.nc.b16 %0, [%1];\n\t}"
+               : "+h"(value)
+               : "l"(from), "r"(uint32_t(wanted)));
+}
+__device__ __forceinline__ void load_where(bool wanted, const uint32_t *from, uint32_t &value) {
+  asm volatile("{\n\t.reg .pred wanted;\n\tsetp.ne.u32 wanted, %2, 0;\n\t@wanted ld.global.nc.b32 %0, [%1];\n\t}"
+               : "+r"(value)
+               : "l"(from), "r"(uint32_t(wanted)));
+}
+__device__ __forceinline__ void load_where(bool wanted, const unsigned long long *from, unsigned long long &value) {
+  asm volatile("{\n\t.reg .pred wanted;\n\tsetp.ne.u32 wanted, %2, 0;\n\t@wanted ld.global.nc.b64 %0, [%1];\n\t}"
+               : "+l"(value)
+               : "l"(from), "r"(uint32_t(wanted)));
+}
+
 template <class T, class Index, bool kFlat, bool kUnit, int kRows, int kGather, bool kChunked, int kSets, int kThreads,
           int kBlocks>
 __global__ void __launch_bounds__(kThreads, kBlocks) pool_tiles(const __grid_constant__ PoolTilesCall call) {
   static_assert(kGather * kTileColumns <= 32);
+  constexpr bool kInPlace = tile_in_place(kFlat);
   using Real = typename PoolReal<T>::type;
   extern __shared__ __align__(16) char shared[];
   const PoolAxis &slow = call.problem.axis[kSlow];
@@ -245,7 +274,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) pool_tiles(const __grid_con
   };
 
   struct Set {
-    Index name[kGather];
+    BitsOf<Index> name[kGather];
     BitsOf<T> gradient[kGather];
   };
   Set sets[kSets];
@@ -253,7 +282,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) pool_tiles(const __grid_con
   for (int u = 0; u < kSets; ++u) {
 #pragma unroll
     for (int e = 0; e < kGather; ++e) {
-      sets[u].name[e] = Index(-1);
+      sets[u].name[e] = BitsOf<Index>(-1);
       sets[u].gradient[e] = 0;
     }
   }
@@ -271,32 +300,51 @@ __global__ void __launch_bounds__(kThreads, kBlocks) pool_tiles(const __grid_con
   int32_t ahead_slices = over_slow.end - over_slow.begin;
   const int32_t tile_rows = kFlat ? 1 : over_middle.end - over_middle.begin;
   const int32_t tile_outs = over_fast.end - over_fast.begin;
-  // Outputs beyond the tile's keep what the set had before; no column is theirs.
-  const auto load = [&](Set &set) {
-    int32_t count = tile_outs - (kChunked ? ahead.chunk * kGather : 0);
-    if (ahead_slices <= 0 || (!kFlat && ahead.row >= tile_rows)) count = 0;
-    const Index *const from = names + (kChunked ? ahead.chunk * kGather * named_step : 0);
-    const T *const give = gives + (kChunked ? ahead.chunk * kGather * given_step : 0);
-#pragma unroll
-    for (int e = 0; e < kGather; ++e) {
-      if (e < count) {
-        set.name[e] = __ldg(from + e * named_step);
-        set.gradient[e] = load_bits(give + e * given_step);
-      }
+  // The outputs that are loaded next.
+  struct Row {
+    const Index *names;
+    const T *gives;
+    int32_t count;
+  };
+  const auto next_row = [&]() {
+    Row row = {names, gives, tile_outs};
+    if constexpr (kChunked) {
+      row.names += ahead.chunk * kGather * named_step;
+      row.gives += ahead.chunk * kGather * given_step;
+      row.count -= ahead.chunk * kGather;
     }
+    if (ahead_slices <= 0 || (!kFlat && ahead.row >= tile_rows)) row.count = 0;
     if (advance(ahead)) {
       const bool wraps = kFlat || ahead.row == 0;
       names += wraps ? call.named_wrap : named.axis[kMiddle];
       gives += wraps ? call.given_wrap : given.axis[kMiddle];
       if (wraps) --ahead_slices;
     }
+    return row;
+  };
+  // Outputs beyond the tile's keep what the set had before; no column is theirs.
+  const auto load_one = [&](Set &set, const Row &row, int e) {
+    const auto *const name = reinterpret_cast<const BitsOf<Index> *>(row.names + e * named_step);
+    const auto *const gradient = reinterpret_cast<const BitsOf<T> *>(row.gives + e * given_step);
+    if constexpr (kInPlace) {
+      load_where(e < row.count, name, set.name[e]);
+      load_where(e < row.count, gradient, set.gradient[e]);
+    } else if (e < row.count) {
+      set.name[e] = __ldg(name);
+      set.gradient[e] = __ldg(gradient);
+    }
+  };
+  const auto load = [&](Set &set) {
+    const Row row = next_row();
+#pragma unroll
+    for (int e = 0; e < kGather; ++e) load_one(set, row, e);
   };
   Walk at = {0, 0};
   const PoolSpan *slices_at = slow_span;
   PoolSpan slices = {0, 0};
   int64_t slice_base = 0;
   uint32_t columns = columns_of[0];
-  const auto add = [&](const Set &set) {
+  const auto add = [&](Set &set) {
     if (at.row == 0 && at.chunk == 0) {
       slices = *slices_at++;
       slice_base = origin + int64_t(slices.low) * (kFlat ? call.row : call.slice).divisor;
@@ -307,12 +355,13 @@ __global__ void __launch_bounds__(kThreads, kBlocks) pool_tiles(const __grid_con
     if constexpr (!kFlat) row = row_of[at.row * kThreads];
     const int64_t base = slice_base + row.offset;
     const uint32_t row_at = sums_at + row.place;
+    Row next = {};
+    if constexpr (kInPlace) next = next_row();
 #pragma unroll
     for (int e = 0; e < kGather; ++e) {
       // The place after the first cell that the output could name, had it all columns. Where an index names
       // one before that in any axis, a quotient or the column is out of bounds.
-      using Unsigned = std::make_unsigned_t<Index>;
-      const Unsigned relative = Unsigned(set.name[e]) - Unsigned(base);
+      const BitsOf<Index> relative = set.name[e] - BitsOf<Index>(base);
       uint32_t left = uint32_t(relative);
       const ShortDivider &outer = kFlat ? call.row : call.slice;
       const uint32_t s = outer.divide(left);
@@ -331,18 +380,20 @@ __global__ void __launch_bounds__(kThreads, kBlocks) pool_tiles(const __grid_con
       const uint32_t own = columns >> (e * kTileColumns) & ((1u << kTileColumns) - 1u);
       mine = mine && (__funnelshift_rc(own, 0, left) & 1u) != 0;
       add_where(mine, place, real_of<T>(set.gradient[e]));
+      if constexpr (kInPlace) load_one(set, next, e);
     }
     advance(at);
   };
 
+  constexpr int kFirst = kInPlace ? kSets : kSets - 1;
 #pragma unroll
-  for (int u = 0; u + 1 < kSets; ++u) load(sets[u]);
+  for (int u = 0; u < kFirst; ++u) load(sets[u]);
   const int32_t steps = (over_slow.end - over_slow.begin) * (kFlat ? 1 : call.rows) * (kChunked ? call.chunks : 1);
 #pragma unroll 1
   for (int32_t step = 0; step < steps; step += kSets) {
 #pragma unroll
     for (int u = 0; u < kSets; ++u) {
-      load(sets[(u + kSets - 1) % kSets]);
+      if constexpr (!kInPlace) load(sets[(u + kSets - 1) % kSets]);
       if (step + u < steps) add(sets[u]);
     }
   }

@@ -31,7 +31,7 @@ struct PoolTilesShape {
 inline bool pool_is_flat(const PoolProblem &problem) {
   return problem.axis[kMiddle].in == 1 && problem.axis[kMiddle].out == 1;
 }
-PoolTilesShape pool_tiles_shape(const PoolProblem &problem, size_t real_size);
+PoolTilesShape pool_tiles_shape(const PoolProblem &problem, size_t real_size, bool unit);
 
 // Whether a view of inputs or of outputs is row-major.
 bool pool_row_major(const PoolProblem &problem, const PoolView &view, bool of_inputs);
@@ -145,12 +145,13 @@ void launch_pool(const PoolForward &call, Stream stream) {
 template <class T, class Index, bool kFlat, bool kUnit>
 void launch_pool_tiles(const PoolTilesCall &call, bool chunked, Grid grid, Stream stream) {
   constexpr int kRows = kFlat ? 1 : kTileRows;
-  constexpr int kSets = tile_sets(kFlat);
+  constexpr bool kWide = sizeof(T) == sizeof(double);
+  constexpr TileTuning kWhole = tile_tuning(kFlat, kUnit, false, kWide);
+  constexpr TileTuning kParts = tile_tuning(kFlat, kUnit, true, kWide);
   const auto kernel =
       chunked
-          ? pool_tiles<T, Index, kFlat, kUnit, kRows, kTileMostGather, true, 2, kTileThreads, tile_blocks(kFlat, true)>
-          : pool_tiles<T, Index, kFlat, kUnit, kRows, kTileGather, false, kSets, kTileThreads,
-                       tile_blocks(kFlat, false)>;
+          ? pool_tiles<T, Index, kFlat, kUnit, kRows, kTileMostGather, true, kParts.sets, kTileThreads, kParts.blocks>
+          : pool_tiles<T, Index, kFlat, kUnit, kRows, kTileGather, false, kWhole.sets, kTileThreads, kWhole.blocks>;
   allow_shared(kernel, grid.shared_bytes);
   launch(kernel, grid, stream, call);
 }
@@ -163,7 +164,7 @@ bool launch_pool_tiles(const PoolBackward &call, Stream stream) {
   const bool is_unit =
       unit(call.dy, axis[kFast].out) && unit(call.indices, axis[kFast].out) && unit(call.dx, axis[kFast].in);
   const bool channels_first = !is_unit && pool_channels_last(problem, call.dx, true);
-  const PoolTilesShape shape = pool_tiles_shape(problem, sizeof(typename PoolReal<T>::type));
+  const PoolTilesShape shape = pool_tiles_shape(problem, sizeof(typename PoolReal<T>::type), is_unit);
   if (shape.slots == 0 || !(is_unit || channels_first)) return false;
 
   const bool flat = pool_is_flat(problem);
