@@ -39,7 +39,21 @@ install() {
   for file in "$(dirname "$wheel")"/*.whl; do
     [[ $(basename "$file") == baracuda-* ]] || wheels+=("$file")
   done
-  python3 -m pip install --quiet --no-index --no-deps --no-compile --upgrade --target "$scratch/site" "${wheels[@]}"
+  python3 -m pip install --quiet --no-index --no-deps --no-compile --upgrade --target "$scratch/site" "${wheels[@]}" &&
+    PYTHONPATH="$scratch/site" python3 - <<'PY'
+import importlib.metadata, re, sys
+
+missing = []
+for requirement in importlib.metadata.requires("baracuda"):
+    if "extra ==" not in requirement:
+        name = re.match(r"[\w.-]+", requirement).group()
+        try:
+            importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            missing.append(name)
+if missing:
+    sys.exit(f"this machine lacks {', '.join(missing)}: put wheels beside the package's")
+PY
 }
 
 probe() {
