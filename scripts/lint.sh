@@ -62,7 +62,11 @@ check_ruff() {
 }
 
 check_format() {
-  ruff format ${fix:---diff} .
+  if [[ -n $fix ]]; then
+    ruff format .
+  else
+    ruff format --diff .
+  fi
 }
 
 check_mypy() {
