@@ -19,8 +19,8 @@ struct ColumnShape {
   static constexpr int kColumns = kWide > 4 ? 4 : kWide;
   static constexpr int kTileColumns = kColumns * kWarp;
   static constexpr int kInputBytes = Bytes<typename Op::Inputs, kColumns>::sum / kWarp;  // of a thread and line
-  // Lines of a thread: as many as leave room for three blocks on a multiprocessor.
-  static constexpr int kLines = kLinesOfThread ? kLinesOfThread : kInputBytes <= 16 ? 8 : 4;
+  // Lines of a thread: fewer, where each takes much shared memory.
+  static constexpr int kLines = kLinesOfThread ? kLinesOfThread : kInputBytes <= 16 ? 16 : 4;
   static constexpr int kTileLines = kLines * kColumnGroups;
   struct Shared {
     typename Op::Map maps[kColumnGroups][kTileColumns];

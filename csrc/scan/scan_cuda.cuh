@@ -80,7 +80,7 @@ struct CudaKernels {
   }
 
   static std::string arch(const char *plan) {
-    return kernel_arch(plan, reinterpret_cast<const void *>(scan_rows<Op, kRowItems>));
+    return kernel_arch(plan, reinterpret_cast<const void *>(scan_rows<Op, kRowItems<Op>>));
   }
 
   static constexpr CudaScan kScan = {workspace, path, run, arch};

@@ -9,9 +9,15 @@
 
 namespace baracuda::scan {
 
+// Elements of a lane in scans of rows. The gradient of an extremum is light on arithmetic and on
+// registers, so more of its loads can be under way.
+template <class Op>
 constexpr int kRowItems = 16;
+template <class T, class A>
+constexpr int kRowItems<ExtremumGradient<T, A>> = 32;
+
 // From this many rows on, a block for each row fills the card.
-constexpr int64_t kRowsThatFill = 1024;
+constexpr int64_t kRowsThatFill = 256;
 // With fewer columns than this, tiles of columns leave the card idle while carries pass along the
 // axis, and strided rows are better.
 constexpr int64_t kColumnsThatPay = 512;
@@ -77,7 +83,7 @@ void launch_short(const Op &op, const Geometry &g, Stream stream) {
   launch(scan_short_rows<Op>, {ceil_div(g.rows, rows), kShortThreads}, stream, op, g, accesses_of<Op>(g, kItems), width);
 }
 
-template <class Op, int kItems = kRowItems>
+template <class Op, int kItems = kRowItems<Op>>
 void launch_rows(const Op &op, const Geometry &g, Stream stream) {
   int warps = 1;
   while (warps < kMaxRowWarps && int64_t(warps) * kWarp * kItems < g.length) warps *= 2;
