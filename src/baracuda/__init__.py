@@ -18,6 +18,24 @@ from baracuda.errors import (
 )
 from baracuda.layout import WriteSliceDescriptor, WriteSlicePlan, write_slice
 from baracuda.plan import KernelSku, Operand, PlanCost, PlanPreference, PrecisionGuarantee
+from baracuda.scan import (
+    ScanBackwardDescriptor,
+    ScanBackwardPlan,
+    ScanDescriptor,
+    ScanPlan,
+    cummax,
+    cummax_backward,
+    cummin,
+    cummin_backward,
+    cumprod,
+    cumprod_backward,
+    cumsum,
+    cumsum_backward,
+    linear_recurrence,
+    linear_recurrence_backward,
+    logcumsumexp,
+    logcumsumexp_backward,
+)
 
 __version__ = _core.version
 
@@ -34,6 +52,10 @@ __all__ = [
     "PlanCost",
     "PlanPreference",
     "PrecisionGuarantee",
+    "ScanBackwardDescriptor",
+    "ScanBackwardPlan",
+    "ScanDescriptor",
+    "ScanPlan",
     "Tensor",
     "UnsupportedError",
     "WorkspaceTooSmallError",
@@ -42,7 +64,19 @@ __all__ = [
     "asarray",
     "cuda_device_count",
     "cuda_unavailable_reason",
+    "cummax",
+    "cummax_backward",
+    "cummin",
+    "cummin_backward",
+    "cumprod",
+    "cumprod_backward",
+    "cumsum",
+    "cumsum_backward",
     "empty",
+    "linear_recurrence",
+    "linear_recurrence_backward",
+    "logcumsumexp",
+    "logcumsumexp_backward",
     "pack_int4",
     "plan_cache_clear",
     "plan_cache_info",

@@ -6,6 +6,7 @@
 #include "memory.h"     // IWYU pragma: export
 #include "operators.h"  // IWYU pragma: export
 #include "plan.h"       // IWYU pragma: export
+#include "scan.h"       // IWYU pragma: export
 #include "status.h"     // IWYU pragma: export
 
 #endif

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the function forms return: arrays of the caller's kind."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from baracuda import _core
+from baracuda.dtypes import numpy_dtype
+
+__all__ = ["new_output", "returned", "scalar_operand"]
+
+
+def new_output(like: Any, shape: Sequence[int], dtype: str, device: str, stream: Any) -> Any:
+    """An undefined array of the kind of `like`, for a plan to write; pass it to :func:`returned` afterwards."""
+    if isinstance(like, np.ndarray):
+        return np.empty(shape, numpy_dtype(dtype))
+    module = type(like).__module__.partition(".")[0]
+    if isinstance(like, _core.Tensor) or module in ("jax", "jaxlib"):
+        # JAX arrays are immutable: the library's own memory is handed over when it has been written.
+        return _core.empty(shape, dtype, device, stream)
+    namespace, place = _namespace(like)
+    if namespace is None:
+        return _core.empty(shape, dtype, device, stream)
+    return namespace.empty(tuple(shape), dtype=getattr(namespace, dtype, numpy_dtype(dtype)), device=place)
+
+
+def returned(output: Any, like: Any) -> Any:
+    """The written output as the caller gets it."""
+    if type(like).__module__.partition(".")[0] in ("jax", "jaxlib"):
+        import jax.dlpack  # noqa: PLC0415  # only where a caller has it
+
+        return jax.dlpack.from_dlpack(output)
+    return output
+
+
+def scalar_operand(like: Any, value: int, device: str, stream: Any) -> Any:
+    """An int64 tensor of one element on the device of `like`."""
+    if device == "cpu":
+        return np.array([value], np.int64)
+    namespace, place = _namespace(like)
+    if namespace is None or type(like).__module__.partition(".")[0] in ("jax", "jaxlib"):
+        return _core_scalar(value, device, stream)
+    return namespace.full((1,), value, dtype=namespace.int64, device=place)
+
+
+def _core_scalar(value: int, device: str, stream: Any) -> _core.Tensor:
+    tensor = _core.empty((1,), "int64", device, stream)
+    _core.upload(tensor, np.array([value], np.int64))
+    return tensor
+
+
+def _namespace(like: Any) -> tuple[Any, Any]:
+    """The array namespace of an array and its device there, or (None, None)."""
+    import array_api_compat  # noqa: PLC0415  # only function forms need it
+
+    try:
+        return array_api_compat.array_namespace(like), array_api_compat.device(like)
+    except TypeError:
+        return None, None
