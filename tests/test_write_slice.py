@@ -204,6 +204,8 @@ KERNELS = [
     ("tiles of planes", "float32", (3, 35, 43), "row_major", "transposed", ((0, 3), (1, 34), (0, 43)), (0, 0)),
     ("tiles of planes", "float16", (3, 9, 70), "channels_last", "row_major", ((0, 3), (0, 9), (1, 69)), (0, 0)),
     ("half bytes", "int4", (9, 7), "transposed", "row_major", ((0, 9), (1, 6)), (1, 0)),
+    ("half bytes in runs", "int4", (9, 7), "row_major", "padded_rows", ((0, 9), (0, 7)), (0, 1)),
+    ("half bytes in runs", "uint4", (3, 9, 5), "row_major", "padded_rows", ((1, 3), (0, 9), (0, 5)), (1, 0)),
     ("half bytes", "uint4", (5, 7, 3), "mixed", "transposed", ((0, 5), (1, 6), (0, 3)), (0, 3)),
 ]  # fmt: skip
 
@@ -237,6 +239,7 @@ def test_each_kernel(
         ("float32", (1300, 1100), ((0, 1300), (1, 1099)), "row_major", "transposed"),
         ("bfloat16", (7, 600, 513), ((0, 7), (1, 599), (0, 512)), "channels_last", "row_major"),
         ("int4", (3001, 999), ((0, 3001), (0, 998)), "row_major", "row_major"),
+        ("int4", (3001, 999), ((0, 3001), (0, 999)), "row_major", "padded_rows"),
         ("uint4", (3001, 999), ((1, 3000), (0, 999)), "transposed", "row_major"),
         ("int4", (1, 4_000_003), ((0, 1), (1, 4_000_002)), "row_major", "row_major"),
         ("complex128", (513, 257), ((0, 512), (1, 257)), "mixed", "stepped"),
@@ -325,14 +328,14 @@ def places(shape: tuple[int, ...], strides: tuple[int, ...], first: int, width: 
 
 @st.composite
 def overlapping(draw: st.DrawFn) -> dict[str, Any]:
-    """A destination and a source in one memory, close enough to share elements often."""
+    """A destination and a source in one memory, mostly such that some element of both is the same."""
     dtype = draw(st.sampled_from(("int4", "uint4", "int8", "bfloat16", "float32", "complex64")))
     rank = draw(st.integers(1, 3))
-    shape = tuple(draw(st.lists(st.integers(1, 5), min_size=rank, max_size=rank)))
+    shape = tuple(draw(st.lists(st.integers(1, 7 - rank), min_size=rank, max_size=rank)))
     ranges = []
     for extent in shape:
-        start = draw(st.integers(0, extent - 1))
-        ranges.append((start, draw(st.integers(start + 1, extent))))
+        start = draw(st.integers(0, extent // 3))
+        ranges.append((start, extent - draw(st.integers(0, (extent - start) // 3))))
     strides = draw(strides_for(shape, written=True))
     if draw(st.booleans()):
         # The same steps: then the source may also be the window itself, or lie in its gaps.
@@ -340,13 +343,22 @@ def overlapping(draw: st.DrawFn) -> dict[str, Any]:
     else:
         steps = st.integers(-6, 6)
         source_strides = tuple(draw(st.lists(steps, min_size=rank, max_size=rank)))
+    kind = DTYPES[dtype]
+    if draw(st.sampled_from((True, True, True, False))):
+        written = [draw(st.integers(start, end - 1)) for start, end in ranges]
+        read = [draw(st.integers(0, end - start - 1)) for start, end in ranges]
+        apart = sum(at * stride for at, stride in zip(written, strides, strict=True))
+        apart -= sum(at * stride for at, stride in zip(read, source_strides, strict=True))
+        distance = apart * kind.bits // 8 // kind.alignment
+    else:
+        distance = draw(st.integers(-12, 12))
     return {
         "dtype": dtype,
         "shape": shape,
         "ranges": tuple(ranges),
         "strides": (strides, source_strides),
-        # Bytes between the first elements, in alignments of the dtype.
-        "distance": draw(st.integers(-12, 12)),
+        # Between the first elements, in alignments of the dtype.
+        "distance": distance,
         "seed": draw(st.integers(0, 2**32 - 1)),
     }
 
@@ -356,7 +368,9 @@ def overlap_views(problem: dict[str, Any], device: str) -> tuple[support.Memory,
     kind = DTYPES[problem["dtype"]]
     shapes = (problem["shape"], extent_of(problem["ranges"]))
     spans = [support.span(shape, strides) for shape, strides in zip(shapes, problem["strides"], strict=True)]
-    lowest = max(-low for low, _ in spans) * max(kind.bits, 8) // 8 + 16 * 16
+    lowest = (max(-low for low, _ in spans) + 1) * max(kind.bits, 8) // 8
+    lowest += (abs(problem["distance"]) + 1) * kind.alignment
+    lowest += -lowest % 16
     starts = [lowest, lowest + problem["distance"] * kind.alignment]
     size = max(start + high * max(kind.bits, 8) // 8 for start, (_, high) in zip(starts, spans, strict=True)) + 64
     memory = support.Memory(np.random.default_rng(problem["seed"]).integers(0, 256, size, np.uint8), device)

@@ -126,38 +126,49 @@ __device__ __forceinline__ void store_part(int64_t chunk, int begin, int end, ui
 
 // One thread for each sixteen aligned bytes of the destination. The source may be aligned
 // differently: two aligned loads and a shift make up the chunk. Shifts are by bits, so half bytes
-// cost nothing extra.
+// cost nothing extra. The second load is mostly the next lane's first, so it is taken from there;
+// lanes without work stay for that exchange.
 template <bool kPacked, bool kWide>
-__global__ void __launch_bounds__(kCopyThreads) copy_runs(const __grid_constant__ RunCopy copy) {
+__global__ void __launch_bounds__(kCopyThreads, kPacked ? 6 : 8) copy_runs(const __grid_constant__ RunCopy copy) {
   constexpr int kCells = kPacked ? 32 : 16;
   constexpr int kBits = kPacked ? 4 : 8;
+  constexpr unsigned kWarp = 0xffffffffu;
   int64_t index = int64_t(blockIdx.x) * kCopyThreads + threadIdx.x;
-  if (index >= copy.total) return;
+  const bool inside = index < copy.total;
+  if (!inside) index = copy.total - 1;
   const int64_t chunk_of_run = split<kWide>(index, copy.chunks, copy.chunks32);
   int64_t dest = copy.dest;
   int64_t source = copy.source;
   locate<kWide>(copy.axes, index, dest, source);
 
   const int64_t chunk = (dest & ~int64_t(kCells - 1)) + chunk_of_run * kCells;
-  const int64_t begin = chunk > dest ? chunk : dest;
-  const int64_t end = chunk + kCells < dest + copy.run ? chunk + kCells : dest + copy.run;
-  if (begin >= end) return;
-  const int64_t from = source + (chunk - dest);  // may lie before the source when begin > chunk
+  const int begin = chunk > dest ? 0 : int(dest - chunk);
+  const int64_t rest = dest + copy.run - chunk;
+  const int end = rest < kCells ? int(rest) : kCells;
+  const bool active = inside && begin < end;
+  const int64_t from = source + (chunk - dest);  // may lie before the source when begin > 0
   const int64_t segment = from & ~int64_t(kCells - 1);
-  const uint32_t offset = uint32_t(from - segment);
+  const int offset = int(from - segment);
 
+  const bool needs_first = active && offset + begin < kCells;
+  const bool needs_second = active && offset + end > kCells;
   uint4 first = make_uint4(0, 0, 0, 0);
+  if (needs_first) first = load_within<kPacked>(segment, copy.source_low, copy.source_high);
   uint4 second = make_uint4(0, 0, 0, 0);
-  if (from + (begin - chunk) < segment + kCells)
-    first = load_within<kPacked>(segment, copy.source_low, copy.source_high);
-  if (from + (end - chunk) > segment + kCells)
-    second = load_within<kPacked>(segment + kCells, copy.source_low, copy.source_high);
-  const uint4 value = offset == 0 ? first : shift_right(first, second, offset * kBits);
-
-  if (begin == chunk && end == chunk + kCells) {
+  if (__any_sync(kWarp, needs_second)) {
+    const bool next_has_it =
+        __shfl_down_sync(kWarp, segment, 1) == segment + kCells & __shfl_down_sync(kWarp, int(needs_first), 1) != 0;
+    second = make_uint4(__shfl_down_sync(kWarp, first.x, 1), __shfl_down_sync(kWarp, first.y, 1),
+                        __shfl_down_sync(kWarp, first.z, 1), __shfl_down_sync(kWarp, first.w, 1));
+    if (needs_second && (threadIdx.x % 32 == 31 || !next_has_it))
+      second = load_within<kPacked>(segment + kCells, copy.source_low, copy.source_high);
+  }
+  if (!active) return;
+  const uint4 value = offset == 0 ? first : shift_right(first, second, uint32_t(offset * kBits));
+  if (begin == 0 && end == kCells) {
     *reinterpret_cast<uint4 *>(kPacked ? chunk >> 1 : chunk) = value;
   } else {
-    store_part<kPacked>(chunk, int(begin - chunk), int(end - chunk), value);
+    store_part<kPacked>(chunk, begin, end, value);
   }
 }
 

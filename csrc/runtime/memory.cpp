@@ -29,6 +29,29 @@ size_t rounded(size_t bytes) {
 
 constexpr int kMaxDevices = 64;
 
+// While it lives, this thread may make calls that a capture in progress would forbid.
+class RelaxedCapture {
+ public:
+  RelaxedCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+  ~RelaxedCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+  RelaxedCapture(const RelaxedCapture &) = delete;
+  RelaxedCapture &operator=(const RelaxedCapture &) = delete;
+
+ private:
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+};
+
+// Whether the stream is being captured. Asking the legacy stream while another is captured is an
+// error that only says that it isn't.
+bool is_capturing(cudaStream_t stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  if (cudaStreamIsCapturing(stream, &status) != cudaSuccess) {
+    cudaGetLastError();
+    return false;
+  }
+  return status == cudaStreamCaptureStatusActive;
+}
+
 // A pool of our own on each device, because the default pool gives its memory back at every
 // synchronisation, which would make each workspace a new mapping.
 cudaMemPool_t pool_of(int ordinal) {
@@ -38,6 +61,8 @@ cudaMemPool_t pool_of(int ordinal) {
   const std::lock_guard<std::mutex> lock(mutex);
   cudaMemPool_t &pool = pools[size_t(ordinal)];
   if (!pool) {
+    // The first workspace may be asked for while a graph is captured; making a pool is no part of it.
+    const RelaxedCapture relaxed;
     cudaMemPoolProps properties = {};
     properties.allocType = cudaMemAllocationTypePinned;
     properties.location = {cudaMemLocationTypeDevice, ordinal};
@@ -129,6 +154,10 @@ baracuda_status baracuda_order_streams(int32_t ordinal, void *earlier, void *lat
     (void)chosen;
 #if BARACUDA_WITH_CUDA
     const DeviceGuard guard(chosen);
+    // A graph can't wait for what is not in it: that was ordered before the capture began.
+    if (baracuda::is_capturing(static_cast<cudaStream_t>(later)) &&
+        !baracuda::is_capturing(static_cast<cudaStream_t>(earlier)))
+      return;
     cudaEvent_t event = nullptr;
     baracuda::check_cuda(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreateWithFlags");
     cudaError_t error = cudaEventRecord(event, static_cast<cudaStream_t>(earlier));

@@ -29,7 +29,8 @@ baracuda_status baracuda_free(DLDevice device, void *data, void *stream);
 baracuda_status baracuda_copy(DLDevice device, void *dst, const void *src, size_t bytes, void *stream);
 baracuda_status baracuda_synchronize(DLDevice device, void *stream);
 
-/* What `later` does from now on waits for what `earlier` holds now. */
+/* What `later` does from now on waits for what `earlier` holds now. While `later` is captured in a
+ * graph and `earlier` isn't, it does nothing: the caller orders that before the capture. */
 baracuda_status baracuda_order_streams(int32_t ordinal, void *earlier, void *later);
 
 #ifdef __cplusplus

@@ -15,12 +15,14 @@ cdef struct Slot:
 cdef object _torch_tensor = None
 cdef object _torch_parameter = None
 cdef const DLPackExchangeAPI *_torch_api = NULL
+# The method itself, which saves its look-up in a class with hundreds of names.
+cdef object _torch_is_neg = None
 # Set once torch has been looked at, whether or not it offers the exchange API.
 cdef bint _torch_known = False
 
 
 cdef int look_for_torch() except -1:
-    global _torch_tensor, _torch_parameter, _torch_api, _torch_known
+    global _torch_tensor, _torch_parameter, _torch_api, _torch_is_neg, _torch_known
     cdef const DLPackExchangeAPI *api
     torch = sys.modules.get("torch")
     if torch is None or not hasattr(torch, "nn"):
@@ -34,6 +36,7 @@ cdef int look_for_torch() except -1:
         if api != NULL and api.dltensor_from_py_object_no_sync != NULL:
             _torch_api = api
             _torch_tensor = torch.Tensor
+            _torch_is_neg = torch.Tensor.is_neg
             _torch_parameter = torch.nn.Parameter
     _torch_known = True
     return 0
@@ -67,7 +70,7 @@ cdef int read_exchange_api(object value, Slot *slot, bint written, str where) ex
     if written and value.requires_grad:
         raise _errors.InvalidProblemError(
             f"{where}: is written, but requires grad; pass a tensor that doesn't, such as x.detach()")
-    if value.is_neg():
+    if _torch_is_neg(value):
         raise _errors.InvalidProblemError(f"{where}: is a lazily negated view; call resolve_neg() first")
     if (<RawExport>_torch_api.dltensor_from_py_object_no_sync)(<void *><PyObject *>value, &slot.tensor) != 0:
         torch_refused(value, where)
@@ -179,7 +182,21 @@ cdef object read_dlpack(object value, Slot *slot, uintptr_t stream, str where):
         raise _errors.InvalidProblemError(
             f"{where}: {describe_kind(value)} can't be exported: {one_line(error)}") from None
     read_capsule(capsule, slot, where)
+    if type(value).__module__.partition(".")[0] == "cupy":
+        mend_strides(slot)
     return capsule
+
+
+cdef void mend_strides(Slot *slot) noexcept:
+    # CuPy divides the bytes of a negative stride by the element's as unsigned numbers. Multiplied
+    # back, modulo 2^64, they are what they were.
+    cdef int axis
+    cdef int64_t unit = slot.tensor.dtype.bits // 8
+    if slot.tensor.strides == NULL or slot.tensor.ndim > BARACUDA_MAX_RANK:
+        return
+    for axis in range(slot.tensor.ndim):
+        slot.strides[axis] = <int64_t>(<uint64_t>slot.tensor.strides[axis] * <uint64_t>unit) // unit
+    slot.tensor.strides = slot.strides
 
 
 cdef int read_cuda_array_interface(object value, Slot *slot, str where) except -1:

@@ -146,12 +146,19 @@ cdef class PlanCore:
                 baracuda_free(self._device, space.data, <void *>handle)
         return check(status)
 
-    cdef int _find(self, object name) except -2:
-        """The slot of an operand; names in calls are mostly interned, as ours are."""
+    cdef int _place(self, object name) noexcept:
+        """The slot of an operand by its interned name, as names in calls mostly are; or -1."""
         cdef int index
         for index in range(self._count):
             if name is self._names[index]:
                 return index
+        return -1
+
+    cdef int _find(self, object name) except -2:
+        """The slot of an operand by any string of its name."""
+        cdef int index = self._place(name)
+        if index >= 0:
+            return index
         if name in self._names:
             return self._names.index(name)
         raise _errors.InvalidProblemError(
@@ -277,6 +284,7 @@ cdef object run_keywords(object plan, PyObject **values, Py_ssize_t positional, 
     cdef object workspace = None
     cdef object stream = None
     cdef Py_ssize_t place
+    cdef int found
     cdef object name
     self._clear(&arguments)
     if positional:
@@ -284,21 +292,22 @@ cdef object run_keywords(object plan, PyObject **values, Py_ssize_t positional, 
     if names != NULL:
         for place in range(len(<tuple>names)):
             name = (<tuple>names)[place]
-            if name is _STREAM or name == _STREAM:
-                stream = <object>values[place]
-            elif name is _WORKSPACE or name == _WORKSPACE:
-                workspace = <object>values[place]
-            else:
+            found = self._place(name)
+            if found < 0:
+                if name == "stream":
+                    stream = <object>values[place]
+                    continue
+                if name == "workspace":
+                    workspace = <object>values[place]
+                    continue
                 found = self._find(name)
-                if <object>values[place] is not None:
-                    arguments.values[found] = values[place]
+            if <object>values[place] is not None:
+                arguments.values[found] = values[place]
     self._find_output(&arguments)
     self._run(&arguments, workspace, stream)
     return None
 
 
-cdef str _STREAM = sys.intern("stream")
-cdef str _WORKSPACE = sys.intern("workspace")
 cdef PyMethodDef _run_definition
 _run_definition.ml_name = "run"
 _run_definition.ml_meth = <void *>run_keywords
