@@ -513,6 +513,52 @@ def test_torch_graphs(problem: Problem, bound: bool) -> None:
 
 
 @pytest.mark.requires("torch.cuda")
+@pytest.mark.parametrize("captured", [False, True], ids=["eager", "captured"])
+@pytest.mark.parametrize("joined", [False, True], ids=["one stream", "two streams"])
+def test_kernels_in_a_row_keep_their_order(captured: bool, joined: bool) -> None:
+    """Each step reads what the step before wrote, from elsewhere on the card: a kernel that started too early
+    would see older numbers."""
+    torch = support.torch()
+    count, steps = 1 << 22, 40
+    first, second = (torch.zeros(count, dtype=torch.int32, device="cuda") for _ in range(2))
+    places = torch.arange(count, dtype=torch.int32, device="cuda")
+    half = count // 2 - 3
+    low, high = ((begin, begin + half) for begin in (1, count // 2 + 1))
+    plans = [bc.WriteSlicePlan(dest_shape=(count,), ranges=(part,), dtype="int32") for part in (low, high)]
+    side = torch.cuda.Stream()
+
+    def work() -> None:
+        first.copy_(places)
+        for _ in range(steps):
+            # The halves change places, by two kernels of ours in a row, between two of torch.
+            plans[0].run(dest=second, source=first[slice(*high)])
+            plans[1].run(dest=second, source=first[slice(*low)])
+            if joined:
+                side.wait_stream(torch.cuda.current_stream())
+                with torch.cuda.stream(side):
+                    second.add_(1)
+                torch.cuda.current_stream().wait_stream(side)
+            else:
+                second.add_(1)
+            plans[0].run(dest=first, source=second[slice(*low)])
+            plans[1].run(dest=first, source=second[slice(*high)])
+
+    work()
+    expected = torch.cat(
+        [places[:1], places[slice(*low)] + steps, places[low[1] : high[0]], places[slice(*high)] + steps]
+    )
+    expected = torch.cat([expected, places[high[1] :]])
+    graph = torch.cuda.CUDAGraph()
+    if captured:
+        with torch.cuda.graph(graph):
+            work()
+    for _ in range(3):
+        first.zero_()
+        graph.replay() if captured else work()
+        assert torch.equal(first, expected)
+
+
+@pytest.mark.requires("torch.cuda")
 def test_case_F12_exchange_while_capturing() -> None:
     """torch's tensors by themselves, no stream named; a tensor made within the capture."""
     torch = support.torch()

@@ -20,7 +20,9 @@ CopyAxes make_axes(const StridedCopy &copy) {
   return axes;
 }
 
-Grid grid_for(int64_t threads) { return {ceil_div(threads, kCopyThreads), kCopyThreads}; }
+Grid grid_for(int64_t threads) {
+  return {.blocks = ceil_div(threads, kCopyThreads), .threads = kCopyThreads, .early = true};
+}
 
 template <bool kPacked>
 void launch_runs(const StridedCopy &copy, Stream stream) {
@@ -77,7 +79,8 @@ bool launch_tiles(const StridedCopy &copy, Stream stream) {
   arguments.axes = make_axes(others);
   arguments.total = count * arguments.tiles_down * arguments.tiles_across;
   if (arguments.total > INT32_MAX) return false;
-  launch(copy_tiles<Word>, {arguments.total, kTile * kTileThreadRows}, stream, arguments);
+  launch(copy_tiles<Word>, {.blocks = arguments.total, .threads = kTile * kTileThreadRows, .early = true}, stream,
+         arguments);
   return true;
 }
 

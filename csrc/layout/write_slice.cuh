@@ -63,7 +63,7 @@ template <bool kPacked>
 __device__ __forceinline__ uint4 load_within(int64_t segment, int64_t low, int64_t high) {
   constexpr int kCells = kPacked ? 32 : 16;
   if (segment >= low && segment + kCells <= high)
-    return __ldg(reinterpret_cast<const uint4 *>(kPacked ? segment >> 1 : segment));
+    return *reinterpret_cast<const uint4 *>(kPacked ? segment >> 1 : segment);
   uint32_t words[4] = {};
   const int64_t base = kPacked ? segment >> 1 : segment;
   const int64_t first = kPacked ? low >> 1 : low;
@@ -129,10 +129,11 @@ __device__ __forceinline__ void store_part(int64_t chunk, int begin, int end, ui
 // cost nothing extra. The second load is mostly the next lane's first, so it is taken from there;
 // lanes without work stay for that exchange.
 template <bool kPacked, bool kWide>
-__global__ void __launch_bounds__(kCopyThreads, kPacked ? 6 : 8) copy_runs(const __grid_constant__ RunCopy copy) {
+__global__ void __launch_bounds__(kCopyThreads, kPacked ? 7 : 8) copy_runs(const __grid_constant__ RunCopy copy) {
   constexpr int kCells = kPacked ? 32 : 16;
   constexpr int kBits = kPacked ? 4 : 8;
   constexpr unsigned kWarp = 0xffffffffu;
+  let_next_kernel_start();
   int64_t index = int64_t(blockIdx.x) * kCopyThreads + threadIdx.x;
   const bool inside = index < copy.total;
   if (!inside) index = copy.total - 1;
@@ -152,6 +153,7 @@ __global__ void __launch_bounds__(kCopyThreads, kPacked ? 6 : 8) copy_runs(const
 
   const bool needs_first = active && offset + begin < kCells;
   const bool needs_second = active && offset + end > kCells;
+  wait_for_earlier_work();
   uint4 first = make_uint4(0, 0, 0, 0);
   if (needs_first) first = load_within<kPacked>(segment, copy.source_low, copy.source_high);
   uint4 second = make_uint4(0, 0, 0, 0);
@@ -182,24 +184,26 @@ struct ElementCopy {
 // One thread for each element, along the shortest step of the destination.
 template <class Word, bool kWide>
 __global__ void __launch_bounds__(kCopyThreads) copy_elements(const __grid_constant__ ElementCopy copy) {
+  let_next_kernel_start();
   const int64_t index = int64_t(blockIdx.x) * kCopyThreads + threadIdx.x;
-  if (index >= copy.total) return;
   int64_t dest = copy.dest;
   int64_t source = copy.source;
   locate<kWide>(copy.axes, index, dest, source);
-  *reinterpret_cast<Word *>(dest) = __ldg(reinterpret_cast<const Word *>(source));
+  wait_for_earlier_work();
+  if (index < copy.total) *reinterpret_cast<Word *>(dest) = *reinterpret_cast<const Word *>(source);
 }
 
 // One thread for each half byte whose address has the given parity. Two passes write a destination
 // in which neighbouring half bytes belong to different runs: within a pass no byte has two writers.
 template <bool kWide>
 __global__ void __launch_bounds__(kCopyThreads) copy_nibbles(const __grid_constant__ ElementCopy copy, int parity) {
+  let_next_kernel_start();
   const int64_t index = int64_t(blockIdx.x) * kCopyThreads + threadIdx.x;
-  if (index >= copy.total) return;
   int64_t dest = copy.dest;
   int64_t source = copy.source;
   locate<kWide>(copy.axes, index, dest, source);
-  if ((dest & 1) != parity) return;
+  wait_for_earlier_work();
+  if (index >= copy.total || (dest & 1) != parity) return;
   const uint32_t value = *reinterpret_cast<const uint8_t *>(source >> 1) >> (source & 1 ? 4 : 0) & 15u;
   uint8_t *byte = reinterpret_cast<uint8_t *>(dest >> 1);
   *byte = uint8_t(parity ? (*byte & 0x0fu) | value << 4 : (*byte & 0xf0u) | value);
@@ -226,6 +230,7 @@ constexpr int kTileThreadRows = 8;
 template <class Word>
 __global__ void __launch_bounds__(kTile *kTileThreadRows) copy_tiles(const __grid_constant__ TileCopy copy) {
   __shared__ Word tile[kTile][kTile + 1];
+  let_next_kernel_start();
   int64_t index = blockIdx.x;
   const int64_t across = index % copy.tiles_across * kTile;
   index /= copy.tiles_across;
@@ -237,12 +242,13 @@ __global__ void __launch_bounds__(kTile *kTileThreadRows) copy_tiles(const __gri
   const int lane = int(threadIdx.x % kTile);
   const int line = int(threadIdx.x / kTile);
   constexpr int64_t kBytes = sizeof(Word);
+  wait_for_earlier_work();
 #pragma unroll
   for (int i = line; i < kTile; i += kTileThreadRows) {
     const int64_t row = down + lane;
     const int64_t column = across + i;
     if (row < copy.rows && column < copy.columns)
-      tile[i][lane] = __ldg(reinterpret_cast<const Word *>(source + row * kBytes + column * copy.source_column_stride));
+      tile[i][lane] = *reinterpret_cast<const Word *>(source + row * kBytes + column * copy.source_column_stride);
   }
   __syncthreads();
 #pragma unroll

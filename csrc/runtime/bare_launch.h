@@ -8,11 +8,10 @@
 extern "C" {
 #endif
 
-/* The yardstick of host overhead: nanoseconds that one cudaLaunchKernel of the bound plan's own
- * kernel, grid and arguments takes, over `count` launches in a row on `stream`, and nothing else.
- * For plans whose run is a single kernel. Not part of the public API. */
-baracuda_status baracuda_bare_launch(const baracuda_bound *bound, void *workspace, size_t workspace_size, int32_t count,
-                                     void *stream, double *nanoseconds);
+/* The yardstick of host overhead: nanoseconds that CUDA's launch of the bound plan's own kernel, grid
+ * and arguments takes, over `count` launches in a row on `stream`, and nothing else. For plans whose
+ * run is a single kernel. Not part of the public API. */
+baracuda_status baracuda_bare_launch(const baracuda_bound *bound, int32_t count, void *stream, double *nanoseconds);
 
 #ifdef __cplusplus
 }

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "runtime/device.h"
 
+#include <array>
+#include <atomic>
+
 #include "baracuda/memory.h"
 #include "runtime/error.h"
 
@@ -30,6 +33,12 @@ std::string to_string(const Device &device) { return to_string(DLDevice{device.t
 #if BARACUDA_WITH_CUDA
 
 namespace {
+
+// By device ordinal: whether kernels there were compiled for sm_90 or newer. Set when a plan asks
+// for its kernel's architecture; before that nothing is launched. Devices beyond do without.
+std::array<std::atomic<bool>, 64> can_wait = {};
+
+thread_local int guarded_device = 0;
 
 std::string version_text(int version) { return text(version / 1000, ".", version % 1000 / 10); }
 
@@ -79,6 +88,7 @@ Device resolve_device(const char *plan, DLDevice device) {
 }
 
 void DeviceGuard::enter(int ordinal) {
+  guarded_device = ordinal;
   int current = 0;
   check_cuda(cudaGetDevice(&current), "cudaGetDevice");
   if (current == ordinal) return;
@@ -88,6 +98,10 @@ void DeviceGuard::enter(int ordinal) {
 
 void DeviceGuard::leave() noexcept { cudaSetDevice(previous_); }
 
+bool DeviceGuard::kernels_can_wait() noexcept {
+  return size_t(guarded_device) < can_wait.size() && can_wait[size_t(guarded_device)].load(std::memory_order_relaxed);
+}
+
 std::string kernel_arch(const char *plan, const void *kernel) {
   cudaFuncAttributes attributes;
   const cudaError_t error = cudaFuncGetAttributes(&attributes, kernel);
@@ -96,6 +110,8 @@ std::string kernel_arch(const char *plan, const void *kernel) {
     unsupported(plan, ": this build holds no kernel for the architecture of the current GPU");
   }
   check_cuda(error, "cudaFuncGetAttributes");
+  // Not the binary's version: code made at load time from sm_80's PTX has no such instruction.
+  if (size_t(guarded_device) < can_wait.size()) can_wait[size_t(guarded_device)] = attributes.ptxVersion >= 90;
   return text("sm_", attributes.binaryVersion);
 }
 

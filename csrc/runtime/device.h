@@ -42,6 +42,10 @@ class DeviceGuard {
   DeviceGuard(const DeviceGuard &) = delete;
   DeviceGuard &operator=(const DeviceGuard &) = delete;
 
+  // Whether the kernels that this build holds for the thread's guarded device are compiled to wait
+  // for earlier work themselves (Grid::early).
+  static bool kernels_can_wait() noexcept;
+
  private:
   void enter(int ordinal);
   void leave() noexcept;

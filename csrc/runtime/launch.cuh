@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <bit>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -17,30 +18,43 @@ struct Grid {
   int64_t blocks;
   int threads;
   size_t shared_bytes = 0;
+  // The kernel may be given its blocks while the kernel before it in the stream still runs, which
+  // hides a launch's latency (programmatic dependent launch). Only for kernels of which every thread
+  // calls `wait_for_earlier_work` before it touches global memory or returns.
+  bool early = false;
 };
 
-// Launches and checks this launch's own status, not one that another library left behind.
+// Waits until all that the stream's order puts before this kernel is done and visible. What comes
+// after must not read through the non-coherent path (__ldg, const __restrict__): the compiler takes
+// such memory for constant and may read it sooner.
+__device__ __forceinline__ void wait_for_earlier_work() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// Lets an early kernel that follows take the room that this one leaves; it waits there for this
+// one's end.
+__device__ __forceinline__ void let_next_kernel_start() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
 template <class... Parameters, class... Arguments>
 void launch(void (*kernel)(Parameters...), Grid grid, Stream stream, Arguments &&...arguments) {
   using Values = std::tuple<std::remove_const_t<Parameters>...>;
   const auto pointers = [](auto &...values) { return std::array<void *, sizeof...(values)>{&values...}; };
-  const void *symbol = reinterpret_cast<const void *>(kernel);
+  const Launch shape = {reinterpret_cast<const void *>(kernel), unsigned(grid.blocks), unsigned(grid.threads),
+                        grid.shared_bytes, grid.early};
   if (recording) {
     auto values = std::make_shared<Values>(std::forward<Arguments>(arguments)...);
     const auto places = std::apply(pointers, *values);
-    recording->push_back({symbol,
-                          unsigned(grid.blocks),
-                          unsigned(grid.threads),
-                          grid.shared_bytes,
-                          values,
-                          {places.begin(), places.end()}});
+    recording->launches.push_back({shape, values, {places.begin(), places.end()}});
     return;
   }
   Values values(std::forward<Arguments>(arguments)...);
-  auto places = std::apply(pointers, values);
-  check_cuda(cudaLaunchKernel(symbol, dim3(unsigned(grid.blocks)), dim3(unsigned(grid.threads)), places.data(),
-                              grid.shared_bytes, static_cast<cudaStream_t>(stream)),
-             "kernel launch");
+  issue(shape, std::apply(pointers, values).data(), stream);
 }
 
 // Division of any 32-bit number by one that the host knows: a multiplication and shifts.
@@ -53,8 +67,7 @@ struct Divider {
 
   Divider() = default;
   explicit Divider(uint32_t d) : divisor(d) {
-    uint32_t bits = 0;
-    while (bits < 32 && (uint64_t(1) << bits) < d) ++bits;
+    const uint32_t bits = uint32_t(std::bit_width(d - 1));
     multiplier = uint32_t(((uint64_t(1) << 32) * ((uint64_t(1) << bits) - d)) / d + 1);
     shift1 = bits < 1 ? bits : 1;
     shift2 = bits > 1 ? bits - 1 : 0;

@@ -32,13 +32,14 @@ void Plan::launch(const Operands &operands, void *workspace, void *stream) const
   run({operands, static_cast<std::byte *>(workspace), stream});
 }
 
-bool Plan::record(const Operands &operands, Recording &launches) const {
+bool Plan::record(const Operands &operands, Recording &kept) const {
   if (!launches_only_ || !options_.device.is_cuda()) return false;
   struct Scope {
-    explicit Scope(Recording *launches) { recording = launches; }
+    explicit Scope(Recording *into) { recording = into; }
     ~Scope() { recording = nullptr; }
   };
-  const Scope scope(&launches);
+  kept.device = options_.device;
+  const Scope scope(&kept);
   launch(operands, nullptr, nullptr);
   return true;
 }
@@ -109,8 +110,12 @@ struct baracuda_bound {
   const Plan *plan;
   baracuda::Operands operands;
   bool recorded;
-  baracuda::Recording launches;
+  baracuda::Recording recording;
 };
+
+const baracuda::Recording *baracuda::recorded_launches(const baracuda_bound *bound) {
+  return bound && bound->recorded ? &bound->recording : nullptr;
+}
 
 extern "C" {
 
@@ -193,7 +198,7 @@ baracuda_status baracuda_plan_bind(const baracuda_plan *plan, DLTensor *const op
     auto made = std::make_unique<baracuda_bound>();
     self.check(operands, flags, operand_count, made->operands);
     made->plan = &self;
-    made->recorded = self.record(made->operands, made->launches);
+    made->recorded = self.record(made->operands, made->recording);
     *bound = made.release();
   });
 }
@@ -202,8 +207,7 @@ baracuda_status baracuda_bound_run(const baracuda_bound *bound, void *workspace,
   return guarded([&] {
     if (!bound) baracuda::invalid("bound is NULL");
     if (bound->recorded) {
-      const baracuda::DeviceGuard guard(bound->plan->device());
-      baracuda::replay(bound->launches, stream);
+      baracuda::replay(bound->recording, stream);
       return;
     }
     bound->plan->check_workspace(workspace, workspace_size);

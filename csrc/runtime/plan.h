@@ -99,7 +99,7 @@ class Plan {
   void check_workspace(const void *workspace, size_t size) const;
   void launch(const Operands &operands, void *workspace, void *stream) const;
   // The launches of a run with these operands, where they can be kept; else false.
-  bool record(const Operands &operands, Recording &launches) const;
+  bool record(const Operands &operands, Recording &kept) const;
 
   const char *name() const { return name_; }
   const std::string &path() const { return path_; }

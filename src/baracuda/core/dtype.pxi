@@ -28,7 +28,15 @@ cdef str dtype_to_name(DLDataType dtype):
     return _NAMES[(dtype.code, dtype.bits)]
 
 
+# The last of them; an array's dtype is mostly the one shared object of its kind.
+cdef object _last_dtype = None
+cdef tuple _last_pair = None
+
+
 cdef tuple numpy_dtype_pair(object dtype, str where):
+    global _last_dtype, _last_pair
+    if dtype is _last_dtype:
+        return _last_pair
     pair = _NUMPY_DTYPES.get(dtype)
     if pair is None:
         if not dtype.isnative:
@@ -40,4 +48,6 @@ cdef tuple numpy_dtype_pair(object dtype, str where):
         if pair is None:
             raise _errors.UnsupportedError(f"{where}: no kernel for dtype {dtype.name}")
         _NUMPY_DTYPES[dtype] = pair
+    _last_dtype = dtype
+    _last_pair = pair
     return pair

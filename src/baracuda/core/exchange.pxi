@@ -70,13 +70,25 @@ cdef int read_exchange_api(object value, Slot *slot, bint written, str where) ex
     if written and value.requires_grad:
         raise _errors.InvalidProblemError(
             f"{where}: is written, but requires grad; pass a tensor that doesn't, such as x.detach()")
-    if _torch_is_neg(value):
-        raise _errors.InvalidProblemError(f"{where}: is a lazily negated view; call resolve_neg() first")
     if (<RawExport>_torch_api.dltensor_from_py_object_no_sync)(<void *><PyObject *>value, &slot.tensor) != 0:
         torch_refused(value, where)
+    if may_be_negated(&slot.tensor) and _torch_is_neg(value):
+        raise _errors.InvalidProblemError(f"{where}: is a lazily negated view; call resolve_neg() first")
     if slot.tensor.dtype.code == kDLComplex and value.is_conj():
         raise _errors.InvalidProblemError(f"{where}: is a lazily conjugated view; call resolve_conj() first")
     return 0
+
+
+cdef inline bint may_be_negated(const DLTensor *tensor) noexcept:
+    # Asking torch costs as much as the export. A real tensor that is lazily negated is the imaginary
+    # part of a lazily conjugated one, so it steps over the real parts: its strides are even.
+    cdef int axis
+    if tensor.dtype.code == kDLFloat:
+        for axis in range(tensor.ndim):
+            if tensor.shape[axis] > 1 and tensor.strides != NULL and tensor.strides[axis] & 1:
+                return False
+        return True
+    return tensor.dtype.code == kDLComplex
 
 
 cdef str one_line(object error):

@@ -33,8 +33,9 @@ cdef class PlanCore:
     cdef DLDevice _device
     cdef int _count
     cdef size_t _workspace_size
-    # Operand names, interned, so that a keyword is mostly found by identity.
+    # Operand names, interned, so that a keyword is mostly found by identity; and borrowed from there.
     cdef tuple _names
+    cdef PyObject *_name_at[MAX_OPERANDS]
     cdef bint[MAX_OPERANDS] _written
     cdef tuple _where
     cdef readonly str name
@@ -75,6 +76,8 @@ cdef class PlanCore:
                 shape=tuple([info.shape[axis] for axis in range(info.rank)]), optional=bool(info.optional),
                 in_place_with=names[info.in_place_with] if info.in_place_with >= 0 else None))
         self._names = tuple(names)
+        for index in range(self._count):
+            self._name_at[index] = <PyObject *>names[index]
         self._where = tuple([f"{self.name}: {name}" for name in names])
         self.operands = tuple(operands)
         baracuda_plan_sku(self._plan, &sku)
@@ -150,7 +153,7 @@ cdef class PlanCore:
         """The slot of an operand by its interned name, as names in calls mostly are; or -1."""
         cdef int index
         for index in range(self._count):
-            if name is self._names[index]:
+            if <PyObject *>name == self._name_at[index]:
                 return index
         return -1
 
@@ -217,6 +220,9 @@ cdef class PlanCore:
         """Puts the run after what made its operands."""
         cdef int index
         cdef Slot *slot
+        # Then the handle is the stream of all of torch's tensors.
+        cdef bint of_torch = arguments.first_output >= 0 and has_exchange_api(
+            type(<object>arguments.values[arguments.first_output]))
         for index in range(self._count):
             if arguments.values[index] == NULL:
                 continue
@@ -225,7 +231,7 @@ cdef class PlanCore:
                 if slot.tensor.device.device_type == kDLCUDA:
                     (<Tensor>arguments.values[index])._use_on(handle, stream)
             elif stream is None:
-                if index != arguments.first_output and has_exchange_api(type(<object>arguments.values[index])):
+                if not of_torch and has_exchange_api(type(<object>arguments.values[index])):
                     slot.stream = producer_stream(<object>arguments.values[index], self._device)
                     slot.has_stream = True
                 if slot.has_stream and slot.stream != handle:
@@ -377,20 +383,15 @@ cdef class BoundPlan:
 
 
 cdef extern from "runtime/bare_launch.h" nogil:
-    baracuda_status baracuda_bare_launch(const baracuda_bound *bound, void *workspace, size_t workspace_size,
-                                         int32_t count, void *stream, double *nanoseconds)
+    baracuda_status baracuda_bare_launch(const baracuda_bound *bound, int32_t count, void *stream, double *nanoseconds)
 
 
 def _bare_launch_ns(BoundPlan bound, int count, stream=None):
-    """Nanoseconds of one bare cudaLaunchKernel of what `bound` launches; the yardstick of the benchmarks."""
-    cdef Workspace space
+    """Nanoseconds of CUDA's bare launch of what `bound` launches; the yardstick of the benchmarks."""
     cdef double nanoseconds = 0
     cdef baracuda_status status
     cdef uintptr_t handle = 0 if stream is None else stream_handle(stream)
-    take_workspace(bound.plan, None, handle, &space)
     with nogil:
-        status = baracuda_bare_launch(bound._bound, space.data, space.size, count, <void *>handle, &nanoseconds)
-        if space.owned:
-            baracuda_free(bound.plan._device, space.data, <void *>handle)
+        status = baracuda_bare_launch(bound._bound, count, <void *>handle, &nanoseconds)
     check(status)
     return nanoseconds
