@@ -651,6 +651,42 @@ def test_one_bound_plan_on_many_streams() -> None:
     assert_all(dest, 7)
 
 
+@pytest.mark.sanitizer
+def test_a_run_that_comes_again_sees_what_changed(stream: driver.Stream) -> None:
+    """From the same addresses: other strides, shapes, dtypes and flags; and more sets than are remembered."""
+    plan = bc.WriteSlicePlan(dest_shape=(4, 6), ranges=((1, 3), (0, 6)), dtype="int32", device="cuda")
+    dest, source = bc.asarray(np.zeros((4, 6), np.int32)), bc.asarray(np.arange(256, dtype=np.int32))
+
+    def view(memory: bc.Tensor, shape: tuple[int, ...], strides: tuple[int, ...], **more: Any) -> StridedView:
+        return StridedView(memory.data_ptr, "int32", shape, strides, device=CUDA, **more)
+
+    def expect(rows: list[list[int]]) -> None:
+        stream.synchronize()
+        assert dest.numpy()[1:3].tolist() == rows
+
+    rows_of = view(source, (2, 6), (6, 1))
+    columns_of = view(source, (2, 6), (1, 2))
+    for _ in range(4):
+        plan.run(dest=dest, source=rows_of, stream=stream)
+        expect([[0, 1, 2, 3, 4, 5], [6, 7, 8, 9, 10, 11]])
+        plan.run(dest=dest, source=columns_of, stream=stream)
+        expect([[0, 2, 4, 6, 8, 10], [1, 3, 5, 7, 9, 11]])
+        with pytest.raises(bc.InvalidProblemError, match="source: expected shape"):
+            plan.run(dest=dest, source=view(source, (6, 2), (1, 6)), stream=stream)
+        with pytest.raises(bc.InvalidProblemError, match="shares memory"):
+            plan.run(dest=dest, source=view(dest, (2, 6), (6, 1), shift=4), stream=stream)
+        with pytest.raises(bc.InvalidProblemError, match="is missing"):
+            plan.run(dest=dest, stream=stream)
+    for _ in range(2):
+        for first in range(250):
+            plan.run(dest=dest, source=view(source, (2, 6), (0, 1), shift=4 * first), stream=stream)
+        expect([[*range(249, 255)]] * 2)
+    another = bc.WriteSlicePlan(dest_shape=(4, 6), ranges=((0, 2), (0, 6)), dtype="int32", device="cuda")
+    another.run(dest=dest, source=rows_of, stream=stream)
+    stream.synchronize()
+    assert dest.numpy()[0].tolist() == [0, 1, 2, 3, 4, 5]
+
+
 @each_problem
 def test_bits_do_not_depend_on_load(stream: driver.Stream, other: driver.Stream, problem: Problem) -> None:
     plan = problem.select("cuda")

@@ -15,7 +15,7 @@ extern "C" baracuda_status baracuda_bare_launch(const baracuda_bound *bound, int
     const baracuda::RecordedLaunch &kept = recorded->launches.front();
     const baracuda::DeviceGuard guard(recorded->device);
     const Clock::time_point start = Clock::now();
-    for (int32_t i = 0; i < count; ++i) baracuda::issue(kept.launch, kept.arguments.data(), stream);
+    for (int32_t i = 0; i < count; ++i) baracuda::issue_by_runtime(kept.launch, kept.arguments.data(), stream);
     *nanoseconds = std::chrono::duration<double, std::nano>(Clock::now() - start).count() / count;
   });
 }

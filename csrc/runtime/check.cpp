@@ -61,21 +61,37 @@ void check_packed_bytes(const Subject &subject, const OperandSpec &spec, bool st
   set_row_major_strides(tensor);
 }
 
-// Whether there can be memory behind all elements, so that places and distances between them are
+// The bytes between the first and the last that an operand touches.
+struct Span {
+  uintptr_t begin = 0;
+  uintptr_t end = 0;  // one past the last
+
+  bool meets(const Span &other) const { return begin < other.end && other.begin < end; }
+};
+
+// False where there can't be memory behind all elements. Places and distances between them are
 // numbers of 64 bits from here on.
-bool fits_memory(const Tensor &tensor, uintptr_t address) {
-  __int128 low = __int128(address) * kNibblesPerByte;
-  __int128 high = low;
+bool find_span(const Tensor &tensor, uintptr_t address, Span &span) {
+  // In half bytes, from the first element.
+  const int64_t width = nibbles(tensor.dtype);
+  int64_t low = 0;
+  int64_t high = 0;
   for (int axis = 0; axis < tensor.rank(); ++axis) {
-    const __int128 reach = __int128(tensor.stride[axis]) * nibbles(tensor.dtype) * (tensor.shape[axis] - 1);
-    (reach < 0 ? low : high) += reach;
+    int64_t reach = 0;
+    if (__builtin_mul_overflow(tensor.stride[axis], width * (tensor.shape[axis] - 1), &reach)) return false;
+    int64_t &end = reach < 0 ? low : high;
+    if (__builtin_add_overflow(end, reach, &end)) return false;
   }
   // By half, because an empty window may lie one stride past the last element.
-  return low >= 0 && high - low <= INT64_MAX / 2 && high / kNibblesPerByte <= UINTPTR_MAX;
+  uint64_t length = 0;
+  if (__builtin_sub_overflow(high, low, &length) || length > INT64_MAX / 2) return false;
+  const uintptr_t before = (uintptr_t(-low) + 1) / kNibblesPerByte;
+  return !__builtin_sub_overflow(address, before, &span.begin) &&
+         !__builtin_add_overflow(address, uintptr_t(high + width + 1) / kNibblesPerByte, &span.end);
 }
 
 void check_operand(const char *plan, const Device &device, const OperandSpec &spec, const DLTensor &given,
-                   uint64_t flags, Tensor &tensor) {
+                   uint64_t flags, Tensor &tensor, Span &span) {
   const Subject subject(plan, spec);
   if (!reachable(device, given.device))
     subject.refuse("expected device ", to_string(device), ", got ", to_string(given.device));
@@ -118,7 +134,7 @@ void check_operand(const char *plan, const Device &device, const OperandSpec &sp
   if (!given.data) subject.refuse("has elements but no memory");
   const uintptr_t address = reinterpret_cast<uintptr_t>(given.data) + given.byte_offset;
   tensor.data = reinterpret_cast<std::byte *>(address);
-  if (!fits_memory(tensor, address))
+  if (!find_span(tensor, address, span))
     subject.refuse("reaches beyond memory, strides ", shape_text(tensor.stride, tensor.rank()), " for shape ",
                    to_string(tensor.shape));
   if (address % uintptr_t(spec.alignment) != 0)
@@ -141,15 +157,20 @@ Tensor written_part(const OperandSpec &spec, const Tensor &tensor) {
 void Plan::check(DLTensor *const operands[], const uint64_t flags[], size_t count, Operands &checked) const {
   if (count != operands_.size()) refuse("expected ", operands_.size(), " operand slots, got ", count);
   if (!operands && count > 0) refuse("operands is NULL");
+  Span spans[kMaxOperands];
+  bool apart = true;
   for (size_t i = 0; i < count; ++i) {
     const OperandSpec &spec = operands_[i];
     if (operands[i]) {
-      check_operand(name_, options_.device, spec, *operands[i], flags ? flags[i] : 0, checked[int(i)]);
+      check_operand(name_, options_.device, spec, *operands[i], flags ? flags[i] : 0, checked[int(i)], spans[i]);
+      if (spec.written() && !is_row_major(checked[int(i)])) apart = false;
+      for (size_t other = 0; other < i; ++other) apart = apart && !spans[i].meets(spans[other]);
     } else if (!spec.optional) {
       refuse(spec.name, ": is missing");
     }
   }
-  check_overlaps(checked);
+  // Mostly operands lie apart and outputs have no gaps; then there is nothing to solve.
+  if (!apart) check_overlaps(checked);
   check_more(checked);
 }
 

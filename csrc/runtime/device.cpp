@@ -89,6 +89,9 @@ Device resolve_device(const char *plan, DLDevice device) {
 
 void DeviceGuard::enter(int ordinal) {
   guarded_device = ordinal;
+  // A plan has been made, so the count is known; a lone device is always the current one.
+  static const bool alone = count_devices() == 1;
+  if (alone) return;
   int current = 0;
   check_cuda(cudaGetDevice(&current), "cudaGetDevice");
   if (current == ordinal) return;
@@ -97,6 +100,8 @@ void DeviceGuard::enter(int ordinal) {
 }
 
 void DeviceGuard::leave() noexcept { cudaSetDevice(previous_); }
+
+int DeviceGuard::guarded() noexcept { return guarded_device; }
 
 bool DeviceGuard::kernels_can_wait() noexcept {
   return size_t(guarded_device) < can_wait.size() && can_wait[size_t(guarded_device)].load(std::memory_order_relaxed);

@@ -42,6 +42,8 @@ class DeviceGuard {
   DeviceGuard(const DeviceGuard &) = delete;
   DeviceGuard &operator=(const DeviceGuard &) = delete;
 
+  // The device of the thread's latest guard.
+  static int guarded() noexcept;
   // Whether the kernels that this build holds for the thread's guarded device are compiled to wait
   // for earlier work themselves (Grid::early).
   static bool kernels_can_wait() noexcept;

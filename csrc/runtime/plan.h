@@ -98,10 +98,13 @@ class Plan {
   void check(DLTensor *const operands[], const uint64_t flags[], size_t count, Operands &checked) const;
   void check_workspace(const void *workspace, size_t size) const;
   void launch(const Operands &operands, void *workspace, void *stream) const;
-  // The launches of a run with these operands, where they can be kept; else false.
-  bool record(const Operands &operands, Recording &kept) const;
+  // Whether a run is launches that can be kept.
+  bool can_record() const { return launches_only_ && options_.device.is_cuda(); }
+  Recording record(const Operands &operands) const;
 
   const char *name() const { return name_; }
+  // No other plan of the process has or had it.
+  uint64_t number() const { return number_; }
   const std::string &path() const { return path_; }
   const Device &device() const { return options_.device; }
   const std::vector<OperandSpec> &operands() const { return operands_; }
@@ -135,6 +138,8 @@ class Plan {
   bool launches_only_ = false;
 
  private:
+  uint64_t number_ = 0;
+
   void check_overlaps(const Operands &checked) const;
 };
 

@@ -4,6 +4,8 @@
 #include "runtime/error.h"
 
 #if BARACUDA_WITH_CUDA
+#include <cuda.h>
+
 #include "runtime/cuda.h"
 #endif
 
@@ -13,7 +15,44 @@ thread_local Recording *recording = nullptr;
 
 #if BARACUDA_WITH_CUDA
 
-void issue(const Launch &launch, void *const *arguments, Stream stream) {
+namespace {
+
+using LaunchByDriver = CUresult (*)(const CUlaunchConfig *, CUfunction, void **, void **);
+
+// NULL where the driver has none. Through the runtime, so that nothing links with the driver.
+LaunchByDriver find_launch_by_driver() {
+  void *entry = nullptr;
+  cudaDriverEntryPointQueryResult found = {};
+  if (cudaGetDriverEntryPointByVersion("cuLaunchKernelEx", &entry, 12000, cudaEnableDefault, &found) != cudaSuccess)
+    cudaGetLastError();
+  return reinterpret_cast<LaunchByDriver>(entry);
+}
+
+// The driver's handle of a kernel, kept for each thread: the runtime's own look-up takes as long as
+// all that run does before it.
+CUfunction find_function(const void *kernel) {
+  struct Entry {
+    const void *kernel;
+    int device;
+    CUfunction function;
+  };
+  constexpr int kBits = 7;
+  static thread_local Entry entries[1 << kBits];
+  const int device = DeviceGuard::guarded();
+  // Fibonacci hashing: the upper bits of a product with 2^64 over the golden ratio.
+  const uint64_t key = (reinterpret_cast<uintptr_t>(kernel) + unsigned(device)) * 0x9e3779b97f4a7c15u;
+  Entry &entry = entries[key >> (64 - kBits)];
+  if (entry.kernel != kernel || entry.device != device) {
+    cudaFunction_t function = nullptr;
+    check_cuda(cudaGetFuncBySymbol(&function, kernel), "cudaGetFuncBySymbol");
+    entry = {kernel, device, function};
+  }
+  return entry.function;
+}
+
+}  // namespace
+
+void issue_by_runtime(const Launch &launch, void *const *arguments, Stream stream) {
   cudaLaunchAttribute attribute = {};
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;
@@ -27,9 +66,32 @@ void issue(const Launch &launch, void *const *arguments, Stream stream) {
   check_cuda(cudaLaunchKernelExC(&config, launch.kernel, const_cast<void **>(arguments)), "kernel launch");
 }
 
+void issue(const Launch &launch, void *const *arguments, Stream stream) {
+  static const LaunchByDriver launch_by_driver = find_launch_by_driver();
+  if (launch_by_driver) {
+    CUlaunchAttribute attribute = {};
+    attribute.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+    attribute.value.programmaticStreamSerializationAllowed = 1;
+    CUlaunchConfig config = {};
+    config.gridDimX = launch.blocks;
+    config.gridDimY = config.gridDimZ = 1;
+    config.blockDimX = launch.threads;
+    config.blockDimY = config.blockDimZ = 1;
+    config.sharedMemBytes = unsigned(launch.shared_bytes);
+    config.hStream = static_cast<CUstream>(stream);
+    config.attrs = &attribute;
+    config.numAttrs = launch.early && DeviceGuard::kernels_can_wait();
+    const CUfunction function = find_function(launch.kernel);
+    if (launch_by_driver(&config, function, const_cast<void **>(arguments), nullptr) == CUDA_SUCCESS) return;
+  }
+  // Also where a thread has no context yet, which the runtime makes, and for the error's sentence.
+  issue_by_runtime(launch, arguments, stream);
+}
+
 #else
 
 void issue(const Launch &, void *const *, Stream) { unsupported("this build of baracuda has no CUDA"); }
+void issue_by_runtime(const Launch &, void *const *, Stream) { unsupported("this build of baracuda has no CUDA"); }
 
 #endif
 

@@ -23,6 +23,9 @@ struct Launch {
 // DeviceGuard is in scope.
 void issue(const Launch &launch, void *const *arguments, Stream stream);
 
+// The same by the one call of CUDA's runtime that programs use for it.
+void issue_by_runtime(const Launch &launch, void *const *arguments, Stream stream);
+
 // The kernel launches of one run, kept to be issued again: what a bound plan holds where its run
 // consists of launches alone.
 struct RecordedLaunch {

@@ -126,6 +126,12 @@ def write_slice(
 
 def _ranges(ranges: Any, shape: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
     """A (start, end) for each axis."""
+    if type(ranges) is tuple and len(ranges) == len(shape):
+        for entry in ranges:
+            if type(entry) is not tuple or len(entry) != 2 or type(entry[0]) is not int or type(entry[1]) is not int:
+                break
+        else:
+            return ranges
     if isinstance(ranges, (slice, EllipsisType)):
         ranges = (ranges,)
     entries = list(ranges)

@@ -11,18 +11,27 @@ cdef struct Slot:
     int64_t strides[8]
 
 
+cdef extern from "Python.h":
+    void *PyType_GetSlot(PyTypeObject *kind, int slot)
+    int Py_tp_descr_get
+
+ctypedef object (*Getter)(PyObject *, PyObject *, PyObject *)
+
 # torch.Tensor and torch.nn.Parameter, exactly: a subclass may override what export means.
 cdef object _torch_tensor = None
 cdef object _torch_parameter = None
 cdef const DLPackExchangeAPI *_torch_api = NULL
-# The method itself, which saves its look-up in a class with hundreds of names.
+# The method and the attribute themselves, which saves their look-up in a class with hundreds of names.
 cdef object _torch_is_neg = None
+cdef object _torch_requires_grad = None
+cdef Getter _get_requires_grad = NULL
 # Set once torch has been looked at, whether or not it offers the exchange API.
 cdef bint _torch_known = False
 
 
 cdef int look_for_torch() except -1:
     global _torch_tensor, _torch_parameter, _torch_api, _torch_is_neg, _torch_known
+    global _torch_requires_grad, _get_requires_grad
     cdef const DLPackExchangeAPI *api
     torch = sys.modules.get("torch")
     if torch is None or not hasattr(torch, "nn"):
@@ -37,6 +46,9 @@ cdef int look_for_torch() except -1:
             _torch_api = api
             _torch_tensor = torch.Tensor
             _torch_is_neg = torch.Tensor.is_neg
+            _torch_requires_grad = torch.Tensor.requires_grad
+            descriptor = type(_torch_requires_grad)
+            _get_requires_grad = <Getter>PyType_GetSlot(<PyTypeObject *>descriptor, Py_tp_descr_get)
             _torch_parameter = torch.nn.Parameter
     _torch_known = True
     return 0
@@ -67,7 +79,7 @@ cdef int torch_refused(object value, str where) except -1:
 
 cdef int read_exchange_api(object value, Slot *slot, bint written, str where) except -1:
     # The exchange skips the checks that torch's own __dlpack__ makes, so they come here.
-    if written and value.requires_grad:
+    if written and _get_requires_grad(<PyObject *>_torch_requires_grad, <PyObject *>value, <PyObject *>_torch_tensor):
         raise _errors.InvalidProblemError(
             f"{where}: is written, but requires grad; pass a tensor that doesn't, such as x.detach()")
     if (<RawExport>_torch_api.dltensor_from_py_object_no_sync)(<void *><PyObject *>value, &slot.tensor) != 0:
