@@ -25,8 +25,8 @@ constexpr baracuda_field kWriteSlice[] = {
     {"overlap", BARACUDA_FIELD_CHOICE, offsetof(baracuda_write_slice_desc, overlap), kOverlaps},
 };
 
-constexpr const char *kScanKinds[] = {"cumsum", "cumprod", "cummax", "cummin", "logcumsumexp", "linear_recurrence",
-                                      nullptr};
+constexpr const char *kScanKinds[] = {"cumsum",       "cumprod",           "cummax", "cummin",
+                                      "logcumsumexp", "linear_recurrence", nullptr};
 constexpr const char *kTies[] = {"first", "last", nullptr};
 constexpr const char *kSaved[] = {"y", "x", "indices", nullptr};
 

@@ -230,4 +230,3 @@ class _Scan:
         return HostTimed(
             [functools.partial(call, index) for index in range(len(inputs))], lambda: jax.block_until_ready(results)
         )
-

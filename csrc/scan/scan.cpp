@@ -16,8 +16,7 @@ void GeometryBuilder::add(int slot, const Tensor &tensor, bool line) {
 
 void GeometryBuilder::line(int slot, const Tensor &tensor) {
   add(slot, tensor, true);
-  if (reverse_ && data_[slot])
-    data_[slot] += (shape_[axis_] - 1) * stride_[slot][axis_] * (tensor.dtype.bits / 8);
+  if (reverse_ && data_[slot]) data_[slot] += (shape_[axis_] - 1) * stride_[slot][axis_] * (tensor.dtype.bits / 8);
 }
 
 void GeometryBuilder::row(int slot, const Tensor &tensor) { add(slot, tensor, false); }

@@ -36,7 +36,8 @@ __global__ void __launch_bounds__(kElementThreads) mark(const __grid_constant__ 
   }
 }
 
-__global__ void __launch_bounds__(kElementThreads) zero(const __grid_constant__ Tensor tensor, int64_t count, int bytes) {
+__global__ void __launch_bounds__(kElementThreads)
+    zero(const __grid_constant__ Tensor tensor, int64_t count, int bytes) {
   for (int64_t index = int64_t(blockIdx.x) * kElementThreads + threadIdx.x; index < count;
        index += int64_t(gridDim.x) * kElementThreads) {
     std::byte *to = tensor.data + place_of(tensor, index, -1).offset * bytes;

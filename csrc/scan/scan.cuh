@@ -39,18 +39,16 @@ __device__ __forceinline__ void for_each(Body &&body) {
   }
 }
 
-template <class L, int kItems>
+template <class L>
 struct Bytes;
-template <class... T, int kItems>
-struct Bytes<List<T...>, kItems> {
-  static constexpr int sum = ((int(sizeof(T)) * kItems * kWarp) + ... + 0);
-  static constexpr int largest_of(std::initializer_list<int> sizes) {
+template <class... T>
+struct Bytes<List<T...>> {
+  static constexpr int sum = (int(sizeof(T)) + ...);
+  static constexpr int widest() {
     int best = 0;
-    for (int size : sizes) best = size > best ? size : best;
+    for (int size : {int(sizeof(T))...}) best = size > best ? size : best;
     return best;
   }
-  static constexpr int largest = largest_of({int(sizeof(T)) * kItems * kWarp...});
-  static constexpr int widest = largest_of({int(sizeof(T))...});
 };
 
 // Where each operand's row begins.
@@ -151,169 +149,169 @@ __device__ __forceinline__ typename Op::Map exclusive_of(const Op &op, const typ
   return (lane & (width - 1)) == 0 ? op.identity() : left;
 }
 
-// ---- A warp's elements in shared memory -------------------------------------------------------
+// ---- Elements as they lie in registers --------------------------------------------------------
 
-// Vectors of sixteen bytes are stored with their low address bits mixed, so that both reading
-// consecutive vectors and reading one lane's run of kVectors have no bank conflicts.
-template <int kVectors>
-__device__ __forceinline__ int mixed(int vector) {
-  constexpr int kShift = kVectors > 8 ? (kVectors > 16 ? 5 : 4) : 3;
-  return vector ^ ((vector >> kShift) & 7);
-}
+template <int kBytes>
+struct UnsignedOf;
+template <>
+struct UnsignedOf<1> {
+  using type = uint8_t;
+};
+template <>
+struct UnsignedOf<2> {
+  using type = uint16_t;
+};
+template <>
+struct UnsignedOf<4> {
+  using type = uint32_t;
+};
+template <>
+struct UnsignedOf<8> {
+  using type = uint2;
+};
+template <>
+struct UnsignedOf<16> {
+  using type = uint4;
+};
+template <int kBytes>
+using Unsigned = typename UnsignedOf<kBytes>::type;
 
-template <int kSize>
-__device__ __forceinline__ void copy_async(uint32_t shared, const void *global) {
-  if constexpr (kSize == 16) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
-  } else {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(shared), "l"(global), "n"(kSize) : "memory");
+// kCount stored elements, packed: narrow ones are taken apart where they are used and not before,
+// so that they take few registers meanwhile.
+template <class T, int kCount>
+struct Packed {
+  static constexpr int kSize = int(sizeof(T));
+  static constexpr int kBytes = kSize * kCount;
+  static constexpr int kWords = (kBytes + 3) / 4;
+  uint32_t word[kWords];
+
+  __device__ __forceinline__ T get(int i) const {
+    T value;
+    if constexpr (kSize == 8) {
+      const uint2 pair = {word[2 * i], word[2 * i + 1]};
+      memcpy(&value, &pair, 8);
+    } else if constexpr (kSize == 4) {
+      memcpy(&value, &word[i], 4);
+    } else {
+      const Unsigned<kSize> bits = Unsigned<kSize>(word[i * kSize / 4] >> (i * kSize % 4 * 8));
+      memcpy(&value, &bits, kSize);
+    }
+    return value;
   }
-}
-__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int kPending>
-__device__ __forceinline__ void wait_copies() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
-}
-__device__ __forceinline__ uint32_t shared_address(const void *pointer) {
-  return uint32_t(__cvta_generic_to_shared(pointer));
-}
-
-template <class T, int kItems>
-struct Slot {
-  static constexpr int kPerVector = 16 / int(sizeof(T));
-  static constexpr int kVectors = kItems / kPerVector;  // of a lane
-  static_assert(kVectors >= 1 && kItems % kPerVector == 0);
-  static constexpr int kBytes = kItems * kWarp * int(sizeof(T));
-
-  __device__ static int place(int element) {
-    return mixed<kVectors>(element / kPerVector) * 16 + element % kPerVector * int(sizeof(T));
+  template <class A>
+  __device__ __forceinline__ A widened(int i) const {
+    if constexpr (std::is_same_v<T, bfloat16>) {
+      return A(__uint_as_float(i % 2 ? word[i / 2] & 0xffff0000u : word[i / 2] << 16));
+    } else {
+      return widen<A>(get(i));
+    }
+  }
+  __device__ __forceinline__ void fill(T value) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) put(i, value);
+  }
+  // In ascending order.
+  __device__ __forceinline__ void put(int i, T value) {
+    if constexpr (kSize == 8) {
+      uint2 pair;
+      memcpy(&pair, &value, 8);
+      word[2 * i] = pair.x;
+      word[2 * i + 1] = pair.y;
+    } else if constexpr (kSize == 4) {
+      memcpy(&word[i], &value, 4);
+    } else {
+      Unsigned<kSize> bits;
+      memcpy(&bits, &value, kSize);
+      const int shift = i * kSize % 4 * 8;
+      uint32_t &to = word[i * kSize / 4];
+      to = shift == 0 ? uint32_t(bits) : to | uint32_t(bits) << shift;
+    }
+  }
+  __device__ __forceinline__ void replace(int i, T value) {
+    if constexpr (kSize < 4) {
+      const uint32_t mask = kSize == 1 ? 0xff : 0xffff;
+      const int shift = i * kSize % 4 * 8;
+      Unsigned<kSize> bits;
+      memcpy(&bits, &value, kSize);
+      uint32_t &to = word[i * kSize / 4];
+      to = (to & ~(mask << shift)) | uint32_t(bits) << shift;
+    } else {
+      put(i, value);
+    }
+  }
+  // The elements in the opposite order.
+  __device__ __forceinline__ Packed turned() const {
+    Packed other;
+    if constexpr (kBytes % 4 != 0) {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) other.put(i, get(kCount - 1 - i));
+    } else {
+      constexpr int kStep = kSize == 8 ? 2 : 1;
+#pragma unroll
+      for (int i = 0; i < kWords; ++i) {
+        const int from = (kWords / kStep - 1 - i / kStep) * kStep + i % kStep;
+        const uint32_t mirror = kSize == 1 ? 0x0123 : kSize == 2 ? 0x1032 : 0x3210;
+        other.word[i] = kSize >= 4 ? word[from] : __byte_perm(word[from], 0, mirror);
+      }
+    }
+    return other;
+  }
+  __device__ __forceinline__ void turn_if(bool turn) {
+    const Packed other = turned();
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) word[i] = turn ? other.word[i] : word[i];
+  }
+  __device__ __forceinline__ void load(const void *from) {
+    constexpr int kPiece = kBytes < 16 ? kBytes : 16;
+    using Wide = Unsigned<kPiece>;
+#pragma unroll
+    for (int p = 0; p < kBytes / kPiece; ++p) {
+      const Wide wide = reinterpret_cast<const Wide *>(from)[p];
+      if constexpr (kPiece < 4) {
+        word[0] = wide;
+      } else {
+        memcpy(word + p * (kPiece / 4), &wide, kPiece);
+      }
+    }
+  }
+  __device__ __forceinline__ void store(void *to) const {
+    constexpr int kPiece = kBytes < 16 ? kBytes : 16;
+    using Wide = Unsigned<kPiece>;
+#pragma unroll
+    for (int p = 0; p < kBytes / kPiece; ++p) {
+      Wide wide;
+      if constexpr (kPiece < 4) {
+        wide = Wide(word[0]);
+      } else {
+        memcpy(&wide, word + p * (kPiece / 4), kPiece);
+      }
+      reinterpret_cast<Wide *>(to)[p] = wide;
+    }
+  }
+  // Keeps the compiler from holding on to what it took apart earlier.
+  __device__ __forceinline__ void forget() {
+    if constexpr (kSize < 4) {
+#pragma unroll
+      for (int i = 0; i < kWords; ++i) asm volatile("" : "+r"(word[i]));
+    }
   }
 };
 
-// Starts copying the warp's elements [first, first + 32 kItems) of a row into its slot.
-template <class T, int kItems>
-__device__ __forceinline__ void fetch(std::byte *slot, const T *row, int64_t step, int access, int64_t first,
-                                      int64_t length, int lane) {
-  using S = Slot<T, kItems>;
-  constexpr int V = S::kPerVector;
-  // Elements of the warp that are there.
-  const int left = int(min(length - first, int64_t(kWarp * kItems)));
-  if (access != kStrided) {
-    const uint32_t base = shared_address(slot);
-    const T *from = access == kForward ? row + first : row - first - (V - 1);
-    const int direction = access == kForward ? V : -V;
-    const int whole = left > 0 ? left / V : 0;
-#pragma unroll
-    for (int i = 0; i < S::kVectors; ++i) {
-      const int vector = i * kWarp + lane;
-      if (vector < whole) copy_async<16>(base + mixed<S::kVectors>(vector) * 16, from + vector * direction);
-    }
-    // The rest of a vector that the row's end cuts.
-    if (lane < left - whole * V) {
-      T *to = reinterpret_cast<T *>(slot + mixed<S::kVectors>(whole) * 16);
-      to[access == kForward ? lane : V - 1 - lane] = row[(first + whole * V + lane) * step];
-    }
-  } else if constexpr (sizeof(T) >= 4) {
-    const T *from = row + (first + lane) * step;
-#pragma unroll 4
-    for (int i = 0; i < kItems; ++i) {
-      const int element = i * kWarp + lane;
-      if (element < left) copy_async<sizeof(T)>(shared_address(slot + S::place(element)), from);
-      from += kWarp * step;
-    }
-  } else {
-    constexpr int kBatch = kItems < 16 ? kItems : 16;
-    const T *from = row + (first + lane) * step;
-#pragma unroll 1
-    for (int start = 0; start < kItems; start += kBatch) {
-      T batch[kBatch];
-#pragma unroll
-      for (int i = 0; i < kBatch; ++i) {
-        if ((start + i) * kWarp + lane < left) batch[i] = *from;
-        from += kWarp * step;
-      }
-#pragma unroll
-      for (int i = 0; i < kBatch; ++i) {
-        const int element = (start + i) * kWarp + lane;
-        if (element < left) *reinterpret_cast<T *>(slot + S::place(element)) = batch[i];
-      }
-    }
-  }
-}
-
-template <class T, int kPerVector>
-struct alignas(16) Vector {
-  T value[kPerVector];
-};
-
-// The lane's own kItems consecutive elements.
-template <class T, int kItems>
-__device__ __forceinline__ void read_slot(const std::byte *slot, bool mirrored, int lane, T (&items)[kItems]) {
-  using S = Slot<T, kItems>;
-  constexpr int V = S::kPerVector;
-#pragma unroll
-  for (int i = 0; i < S::kVectors; ++i) {
-    const auto vector =
-        *reinterpret_cast<const Vector<T, V> *>(slot + mixed<S::kVectors>(lane * S::kVectors + i) * 16);
-#pragma unroll
-    for (int e = 0; e < V; ++e) items[i * V + e] = mirrored ? vector.value[V - 1 - e] : vector.value[e];
-  }
-}
-
-// Writes the lane's kItems elements out, through the slot, so that a warp stores whole lines.
-template <class T, int kItems>
-__device__ __forceinline__ void store_items(std::byte *slot, const T (&items)[kItems], T *row, int64_t step,
-                                            int access, int64_t first, int64_t length, int lane) {
-  using S = Slot<T, kItems>;
-  constexpr int V = S::kPerVector;
-  const int left = int(min(length - first, int64_t(kWarp * kItems)));
-  const bool mirrored = access == kBackward;
-#pragma unroll
-  for (int i = 0; i < S::kVectors; ++i) {
-    Vector<T, V> vector;
-#pragma unroll
-    for (int e = 0; e < V; ++e) vector.value[e] = mirrored ? items[i * V + V - 1 - e] : items[i * V + e];
-    *reinterpret_cast<Vector<T, V> *>(slot + mixed<S::kVectors>(lane * S::kVectors + i) * 16) = vector;
-  }
-  __syncwarp();
-  if (access != kStrided) {
-    T *to = access == kForward ? row + first : row - first - (V - 1);
-    const int direction = access == kForward ? V : -V;
-    const int whole = left > 0 ? left / V : 0;
-#pragma unroll
-    for (int i = 0; i < S::kVectors; ++i) {
-      const int vector = i * kWarp + lane;
-      if (vector < whole)
-        *reinterpret_cast<uint4 *>(to + vector * direction) =
-            *reinterpret_cast<const uint4 *>(slot + mixed<S::kVectors>(vector) * 16);
-    }
-    if (lane < left - whole * V)
-      row[(first + whole * V + lane) * step] =
-          reinterpret_cast<const T *>(slot + mixed<S::kVectors>(whole) * 16)[mirrored ? V - 1 - lane : lane];
-  } else {
-    T *to = row + (first + lane) * step;
-#pragma unroll 4
-    for (int i = 0; i < kItems; ++i) {
-      const int element = i * kWarp + lane;
-      if (element < left) *to = *reinterpret_cast<const T *>(slot + S::place(element));
-      to += kWarp * step;
-    }
-  }
-  __syncwarp();
-}
-
-// The lane's elements of all inputs, as they are stored.
-template <class L, int kItems>
+// kCount elements of each type of a list.
+template <class L, int kCount>
 struct Held;
-template <int kItems>
-struct Held<List<>, kItems> {};
-template <class T, class... Rest, int kItems>
-struct Held<List<T, Rest...>, kItems> {
-  T items[kItems];
-  Held<List<Rest...>, kItems> rest;
+template <int kCount>
+struct Held<List<>, kCount> {
+  static constexpr int kWords = 0;
 };
-template <int k, class L, int kItems>
-__device__ __forceinline__ auto &held(Held<L, kItems> &all) {
+template <class T, class... Rest, int kCount>
+struct Held<List<T, Rest...>, kCount> {
+  static constexpr int kWords = Packed<T, kCount>::kWords + Held<List<Rest...>, kCount>::kWords;
+  Packed<T, kCount> items;
+  Held<List<Rest...>, kCount> rest;
+};
+template <int k, class L, int kCount>
+__device__ __forceinline__ auto &held(Held<L, kCount> &all) {
   if constexpr (k == 0) {
     return all.items;
   } else {
@@ -321,32 +319,144 @@ __device__ __forceinline__ auto &held(Held<L, kItems> &all) {
   }
 }
 
-template <class Op>
-struct Place {
-  int64_t length;
-  int64_t first;  // the lane's first element, in scan order
-};
+// Stands for elements behind a row's end, which must not disturb those before it.
+template <class Op, class T>
+__device__ __forceinline__ T filler() {
+  if constexpr (Op::kBased) {
+    return narrow<T>(-infinity<typename Op::Acc>());
+  } else {
+    return T{};
+  }
+}
 
-// Element i of the lane, ready for the operator.
-template <class Op, int kItems>
-__device__ __forceinline__ typename Op::Item element(const Op &op, Held<typename Op::Inputs, kItems> &items, int i,
-                                                     typename Op::Acc neighbour, int64_t lane_first, int64_t length) {
-  using A = typename Op::Acc;
-  constexpr int kInputs = Op::Inputs::size;
-  typename Op::Item item = {};
-  for_each<kInputs>([&](auto k) { item.in[k()] = widen<A>(held<k()>(items)[i]); });
-  if constexpr (Op::kNeighbour) {
-    item.next = i + 1 < kItems ? widen<A>(held<kInputs - 1>(items)[i + 1 < kItems ? i + 1 : i]) : neighbour;
-    item.has_next = lane_first + i + 1 < length;
-    if constexpr (Op::kFinal) {
-      // What stands in for the neighbour behind the last element was put in its place by the caller.
-      if (!item.has_next) item.next = neighbour;
+// A lane's kCount elements from `first` on, of which `left` are there. `row` is the tile's start.
+template <class Op, class T, int kCount>
+__device__ __forceinline__ void load_lane(Packed<T, kCount> &items, const T *row, int64_t step, int access, int first,
+                                          int left) {
+  if (access != kStrided && first + kCount <= left) {
+    items.load(access == kForward ? row + first : row - first - (kCount - 1));
+    items.turn_if(access == kBackward);
+  } else {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) items.put(i, first + i < left ? row[(first + i) * step] : filler<Op, T>());
+  }
+}
+
+template <class T, int kCount>
+__device__ __forceinline__ void store_lane(Packed<T, kCount> &items, T *row, int64_t step, int access, int first,
+                                           int left) {
+  if (access != kStrided && first + kCount <= left) {
+    items.turn_if(access == kBackward);
+    items.store(access == kForward ? row + first : row - first - (kCount - 1));
+  } else {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i)
+      if (first + i < left) row[(first + i) * step] = items.get(i);
+  }
+}
+
+// The same through shared memory of the warp's own, so that neighbouring lanes store neighbouring
+// elements.
+template <class T, int kCount>
+__device__ __forceinline__ void store_staged(Packed<T, kCount> &items, T *row, int64_t step, std::byte *stage, int lane,
+                                             int left) {
+  T *staged = reinterpret_cast<T *>(stage);
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) staged[lane * kCount + i] = items.get(i);
+  __syncwarp();
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    const int at = i * kWarp + lane;
+    if (at < left) row[at * step] = staged[at];
+  }
+  __syncwarp();
+}
+
+// ---- One lane's consecutive elements ----------------------------------------------------------
+
+// The map of kCount elements, and their common base where the operator knows of such.
+template <int kCount, class Op, class Get>
+__device__ __forceinline__ typename Op::Map fold(const Op &op, typename Op::Acc &base, const Get &item) {
+  if constexpr (Op::kBased) {
+    using A = typename Op::Acc;
+    base = op.template common_base<kCount>([&](int i) { return item(i).in[0]; });
+    if (base == base) {
+      A sum = exp2_of(Op::exponent(item(0).in[0], base));
+#pragma unroll
+      for (int i = 1; i < kCount; ++i) sum += exp2_of(Op::exponent(item(i).in[0], base));
+      return {base, sum};
+    }
+    // Rare: elements are taken out of the registers for a loop that stays short.
+    A x[kCount];
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) x[i] = item(i).in[0];
+    typename Op::Map map = op.identity();
+#pragma unroll 1
+    for (int i = 0; i < kCount; ++i) map = op.combine(map, op.map({{x[i]}}));
+    return map;
+  }
+  typename Op::Map map = op.map(item(0));
+#pragma unroll
+  for (int i = 1; i < kCount; ++i) map = op.combine(map, op.map(item(i)));
+  return map;
+}
+
+// Applies kCount elements to `value` one after the other; put(i, result, value after it).
+template <int kCount, class Op, class Get, class Put>
+__device__ __forceinline__ void run(const Op &op, typename Op::Value value, typename Op::Acc base, const Get &item,
+                                    const Put &put) {
+  if constexpr (Op::kBased) {
+    using A = typename Op::Acc;
+    const bool exclusive = op.flags.exclusive;
+    A out[kCount];
+    if (base == base) {
+      // The value is taken to the elements' base, or their sum to the value's.
+      const bool larger = base >= value.base;
+      const A down = scale_down(larger ? base - value.base : value.base - base);
+      const A scale = larger ? A(1) : down;
+      const A carry = larger ? value.sum * down : value.sum;
+      // Taken down, a value before elements of much larger base is lost.
+      const A before = Op::log_of(value);
+      if (larger) value.base = base;
+      A sum = A(0);
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        sum += exp2_of(Op::exponent(item(i).in[0], base));
+        value.sum = multiply_add(sum, scale, carry);
+        out[i] = Op::log_of(value);
+      }
+      if (exclusive) {
+#pragma unroll
+        for (int i = kCount - 1; i > 0; --i) out[i] = out[i - 1];
+        out[0] = before;
+      }
+    } else {
+      A x[kCount];
+      A y[kCount];
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) x[i] = item(i).in[0];
+#pragma unroll 1
+      for (int i = 0; i < kCount; ++i) {
+        typename Op::Result result;
+        value = op.step(value, {{x[i]}}, result);
+        y[i] = result.out[0];
+      }
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) out[i] = y[i];
+    }
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) put(i, typename Op::Result{{out[i]}}, value);
+  } else {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      typename Op::Result result;
+      value = op.step(value, item(i), result);
+      put(i, result, value);
     }
   }
-  if constexpr (Op::kPosition)
-    item.position = uint32_t(op.flags.reverse ? length - 1 - (lane_first + i) : lane_first + i);
-  return item;
 }
+
+// ---- A warp's part of a row -------------------------------------------------------------------
 
 template <class Op>
 struct Pointers {
@@ -403,16 +513,16 @@ __device__ __forceinline__ int64_t index_of(const R &result) {
   return result.index;
 }
 
-// The outputs of a lane, as they will be stored.
-template <class Op, int kItems>
-__device__ __forceinline__ void keep(Held<typename Op::Outputs, kItems> &outputs, int i,
+// Puts an element's outputs among those of its lane. In ascending order.
+template <class Op, int kCount>
+__device__ __forceinline__ void keep(Held<typename Op::Outputs, kCount> &outputs, int i,
                                      const typename Op::Result &result) {
   for_each<Op::Outputs::size>([&](auto k) {
     using U = at<k(), typename Op::Outputs>;
     if constexpr (Op::kPosition && k() == 1) {
-      held<k()>(outputs)[i] = U(index_of(result));
+      held<k()>(outputs).put(i, U(index_of(result)));
     } else {
-      held<k()>(outputs)[i] = narrow<U>(result.out[k()]);
+      held<k()>(outputs).put(i, narrow<U>(result.out[k()]));
     }
   });
 }
@@ -421,259 +531,234 @@ struct Accesses {
   int of[kMaxScanOperands];
 };
 
-// Starts copying a warp's elements of all inputs, one slot after the other.
-template <class Op, int kItems>
-__device__ __forceinline__ void fetch_all(const Geometry &g, const Accesses &access, const Pointers<Op> &pointers,
-                                          std::byte *slots, int64_t first, int lane) {
-  int offset = 0;
-  for_each<Op::Inputs::size>([&](auto k) {
-    using T = at<k(), typename Op::Inputs>;
-    fetch<T, kItems>(slots + offset, reinterpret_cast<const T *>(pointers.row[k()]), g.step[k()], access.of[k()],
-                     first, g.length, lane);
-    offset += Slot<T, kItems>::kBytes;
-  });
+// Vectors are sixteen bytes of the widest input, unless the outputs would be longer than 32 bytes.
+template <class Op>
+constexpr int kVector = 16 / Bytes<typename Op::Inputs>::widest() < 32 / Bytes<typename Op::Outputs>::widest()
+                            ? 16 / Bytes<typename Op::Inputs>::widest()
+                            : 32 / Bytes<typename Op::Outputs>::widest();
+
+// Vectors are kept in shared memory with their low address bits mixed, so that neither reading
+// consecutive vectors nor reading a lane's run of kVectors has bank conflicts.
+template <int kVectors>
+__device__ __forceinline__ int mixed(int vector) {
+  constexpr int kShift = kVectors > 8 ? 4 : 3;
+  return vector ^ ((vector >> kShift) & 7);
 }
 
-template <class Op, int kItems>
-__device__ __forceinline__ void read_all(const Accesses &access, const std::byte *slots, int lane,
-                                         Held<typename Op::Inputs, kItems> &items) {
-  int offset = 0;
-  for_each<Op::Inputs::size>([&](auto k) {
-    using T = at<k(), typename Op::Inputs>;
-    read_slot<T, kItems>(slots + offset, access.of[k()] == kBackward, lane, held<k()>(items));
-    offset += Slot<T, kItems>::kBytes;
-  });
+// Between vector j of the warp's j-th group, which is how memory is read and written best, and the
+// lane's own run of consecutive vectors, which is how they are scanned best.
+template <bool kToRuns, int kGroups, class P>
+__device__ __forceinline__ void transpose(P *const (&items)[kGroups], std::byte *stage, int lane) {
+  if constexpr (kGroups == 1) return;
+#pragma unroll
+  for (int j = 0; j < kGroups; ++j)
+    items[j]->store(stage + mixed<kGroups>(kToRuns ? j * kWarp + lane : lane * kGroups + j) * P::kBytes);
+  __syncwarp();
+#pragma unroll
+  for (int j = 0; j < kGroups; ++j)
+    items[j]->load(stage + mixed<kGroups>(kToRuns ? lane * kGroups + j : j * kWarp + lane) * P::kBytes);
+  __syncwarp();
 }
 
-// The next lane's first element of the last input; `beyond` is what follows the warp's last one.
-template <class Op, int kItems>
-__device__ __forceinline__ typename Op::Acc neighbour_of(Held<typename Op::Inputs, kItems> &items,
-                                                         typename Op::Acc beyond, int lane) {
+// What a warp holds of one row: kGroups times 32 vectors, of which a lane scans kGroups that follow
+// one another.
+template <class Op, int kGroups>
+struct Part {
   using A = typename Op::Acc;
-  if constexpr (Op::kNeighbour) {
-    const A own = widen<A>(held<Op::Inputs::size - 1>(items)[0]);
-    const A next = shuffle_down(own, 1);
-    return lane == kWarp - 1 ? beyond : next;
-  }
-  return A(0);
-}
+  using Map = typename Op::Map;
+  static constexpr int V = kVector<Op>;
+  static constexpr int kRun = kGroups * V;  // of a lane
+  static constexpr int kGroup = kWarp * V;
+  static constexpr int kItems = kGroups * kGroup;
+  static constexpr int kInputs = Op::Inputs::size;
+  static constexpr int kLast = kInputs - 1;
+  static constexpr int kWidest = Bytes<typename Op::Inputs>::widest() > Bytes<typename Op::Outputs>::widest()
+                                     ? Bytes<typename Op::Inputs>::widest()
+                                     : Bytes<typename Op::Outputs>::widest();
+  // A warp's room for transposing an operand.
+  static constexpr int kStageBytes = kItems * kWidest;
 
-template <class Op, int kItems>
-__device__ __forceinline__ typename Op::Map fold(const Op &op, Held<typename Op::Inputs, kItems> &items,
-                                                 typename Op::Acc neighbour, int64_t lane_first, int64_t length) {
-  typename Op::Map map = op.map(element<Op, kItems>(op, items, 0, neighbour, lane_first, length));
-#pragma unroll
-  for (int i = 1; i < kItems; ++i)
-    map = op.combine(map, op.map(element<Op, kItems>(op, items, i, neighbour, lane_first, length)));
-  return map;
-}
+  Held<typename Op::Inputs, V> items[kGroups];
+  A next;  // what follows the lane's run
+  A base;
+  Map before;     // what comes before the lane's run within this part
+  int64_t first;  // of the row
+  int left;       // elements from `first` on, but not more than kItems + 1
 
-// Applies the lane's elements to `value` and stores the outputs.
-template <class Op, int kItems>
-__device__ __forceinline__ void finish(const Op &op, const Geometry &g, const Accesses &access,
-                                       const Pointers<Op> &pointers, std::byte *slot,
-                                       Held<typename Op::Inputs, kItems> &items, typename Op::Acc neighbour,
-                                       typename Op::Value value, int64_t warp_first, int64_t row, int lane) {
-  Held<typename Op::Outputs, kItems> outputs;
-  const int64_t lane_first = warp_first + lane * kItems;
+  __device__ __forceinline__ void load(const Geometry &g, const Accesses &access, const Pointers<Op> &pointers,
+                                       int64_t start, int lane) {
+    first = start;
+    const int64_t rest = g.length - first;
+    left = rest < 0 ? 0 : rest > kItems ? kItems + 1 : int(rest);
 #pragma unroll
-  for (int i = 0; i < kItems; ++i) {
-    typename Op::Result result;
-    value = op.step(value, element<Op, kItems>(op, items, i, neighbour, lane_first, g.length), result);
-    keep<Op, kItems>(outputs, i, result);
-    if constexpr (Op::kFinal) {
-      if (lane_first + i == g.length - 1) store_final<Op>(g, row, value);
+    for (int j = 0; j < kGroups; ++j) {
+      for_each<kInputs>([&](auto k) {
+        using T = at<k(), typename Op::Inputs>;
+        load_lane<Op>(held<k()>(items[j]), reinterpret_cast<const T *>(pointers.row[k()]) + first * g.step[k()],
+                      g.step[k()], access.of[k()], j * kGroup + lane * V, left);
+      });
+    }
+    if constexpr (Op::kNeighbour) {
+      using T = at<kLast, typename Op::Inputs>;
+      next = A(0);
+      if (lane == kWarp - 1 && left > kItems)
+        next = widen<A>(reinterpret_cast<const T *>(pointers.row[kLast])[(first + kItems) * g.step[kLast]]);
     }
   }
-  for_each<Op::Outputs::size>([&](auto k) {
-    using U = at<k(), typename Op::Outputs>;
-    constexpr int operand = Op::Inputs::size + k();
-    if (Op::Outputs::size == 1 || g.data[operand])
-      store_items<U, kItems>(slot, held<k()>(outputs), reinterpret_cast<U *>(pointers.row[operand]), g.step[operand],
-                             access.of[operand], warp_first, g.length, lane);
-  });
-}
+
+  // Element i of the lane's run.
+  __device__ __forceinline__ typename Op::Item item(const Op &op, const Geometry &g, int i, int lane) {
+    typename Op::Item item = {};
+    for_each<kInputs>([&](auto k) { item.in[k()] = held<k()>(items[i / V]).template widened<A>(i % V); });
+    const int place = lane * kRun + i;
+    if constexpr (Op::kNeighbour) {
+      const int after = i + 1 < kRun ? i + 1 : i;
+      item.next = i + 1 < kRun ? held<kLast>(items[after / V]).template widened<A>(after % V) : next;
+      item.has_next = place + 1 < left;
+      if constexpr (Op::kFinal) {
+        if (!item.has_next) item.next = next;
+      }
+    }
+    if constexpr (Op::kPosition)
+      item.position = uint32_t(op.flags.reverse ? g.length - 1 - (first + place) : first + place);
+    return item;
+  }
+
+  // The map of the whole part, in every lane.
+  __device__ __forceinline__ Map reduce(const Op &op, const Geometry &g, int64_t row, std::byte *stage, int lane) {
+    for_each<kInputs>([&](auto k) {
+      using P = Packed<at<k(), typename Op::Inputs>, V>;
+      P *vectors[kGroups];
+#pragma unroll
+      for (int j = 0; j < kGroups; ++j) vectors[j] = &held<k()>(items[j]);
+      transpose<true, kGroups, P>(vectors, stage, lane);
+    });
+    if constexpr (Op::kNeighbour) {
+      const A following = shuffle_down(held<kLast>(items[0]).template widened<A>(0), 1);
+      if (lane < kWarp - 1) next = following;
+      if constexpr (Op::kFinal) {
+        if (lane * kRun < left && lane * kRun + kRun >= left) next = behind_last<Op>(g, row);
+      }
+    }
+    const Map own = fold<kRun>(op, base, [&](int i) { return item(op, g, i, lane); });
+    const Map inclusive = warp_scan(op, own, lane);
+    before = exclusive_of(op, inclusive, lane);
+#pragma unroll
+    for (int j = 0; j < kGroups; ++j) for_each<kInputs>([&](auto k) { held<k()>(items[j]).forget(); });
+    return shuffle(inclusive, kWarp - 1);
+  }
+
+  // Outputs, with `value` before the part.
+  __device__ __forceinline__ void finish(const Op &op, const Geometry &g, const Accesses &access,
+                                         const Pointers<Op> &pointers, typename Op::Value value, int64_t row,
+                                         std::byte *stage, int lane) {
+    Held<typename Op::Outputs, V> outputs[kGroups];
+    run<kRun>(
+        op, op.apply(before, value), base, [&](int i) { return item(op, g, i, lane); },
+        [&](int i, const typename Op::Result &result, const typename Op::Value &after) {
+          keep<Op, V>(outputs[i / V], i % V, result);
+          if constexpr (Op::kFinal) {
+            if (lane * kRun + i == left - 1) store_final<Op>(g, row, after);
+          }
+        });
+    for_each<Op::Outputs::size>([&](auto k) {
+      using U = at<k(), typename Op::Outputs>;
+      using P = Packed<U, V>;
+      constexpr int slot = kInputs + k();
+      if (Op::Outputs::size > 1 && !g.data[slot]) return;
+      P *vectors[kGroups];
+#pragma unroll
+      for (int j = 0; j < kGroups; ++j) vectors[j] = &held<k()>(outputs[j]);
+      transpose<false, kGroups, P>(vectors, stage, lane);
+      U *to = reinterpret_cast<U *>(pointers.row[slot]) + first * g.step[slot];
+#pragma unroll
+      for (int j = 0; j < kGroups; ++j) {
+        if (access.of[slot] == kStrided) {
+          store_staged(*vectors[j], to + j * kGroup * g.step[slot], g.step[slot], stage, lane,
+                       min(left, kItems) - j * kGroup);
+        } else {
+          store_lane(*vectors[j], to, g.step[slot], access.of[slot], j * kGroup + lane * V, min(left, kItems));
+        }
+      }
+    });
+  }
+};
 
 // ---- Rows: one or several warps for each row --------------------------------------------------
 
 constexpr int kMaxRowWarps = 16;
 
-template <class Op, int kItems>
-struct RowsShape {
-  static constexpr int kSlots = Bytes<typename Op::Inputs, kItems>::sum > Bytes<typename Op::Outputs, kItems>::largest
-                                    ? Bytes<typename Op::Inputs, kItems>::sum
-                                    : Bytes<typename Op::Outputs, kItems>::largest;
-  // Blocks on a multiprocessor: two, where a lane's elements leave room for them in the registers.
-  static constexpr int kBlocks = kSlots / kWarp <= 64 ? 2 : 1;
-};
-
-template <class Op, int kItems>
-__global__ void __launch_bounds__(kMaxRowWarps *kWarp, RowsShape<Op, kItems>::kBlocks)
+template <class Op, int kGroups, int kBlocks>
+__global__ void __launch_bounds__(kMaxRowWarps *kWarp, kBlocks)
     scan_rows(const __grid_constant__ Op op, const __grid_constant__ Geometry g,
               const __grid_constant__ Accesses access, int row_warps) {
   using Map = typename Op::Map;
-  using Value = typename Op::Value;
-  using A = typename Op::Acc;
-  extern __shared__ __align__(16) std::byte shared[];
+  using Row = Part<Op, kGroups>;
+  extern __shared__ __align__(16) std::byte stages[];
   __shared__ Map totals[2][kMaxRowWarps];
+  wait_for_earlier_work();
+  let_next_kernel_start();
   const int lane = int(threadIdx.x) % kWarp;
   const int warp = int(threadIdx.x) / kWarp;
   const int place = warp % row_warps;
-  const int rows_per_block = int(blockDim.x) / kWarp / row_warps;
-  std::byte *slots = shared + warp * RowsShape<Op, kItems>::kSlots;
-  constexpr int kWarpItems = kWarp * kItems;
-  const int64_t blocks = (g.rows + rows_per_block - 1) / rows_per_block;
+  const int64_t row = int64_t(blockIdx.x) * (int(blockDim.x) / kWarp / row_warps) + warp / row_warps;
+  // A row's warps come to the barriers together; a block's rows are of one length.
+  const bool live = row < g.rows;
+  const Pointers<Op> pointers = rows_of<Op>(g, live ? row : g.rows - 1);
+  typename Op::Value carry = initial_value(op, g, live ? row : g.rows - 1);
   int parity = 0;
-  for (int64_t block = blockIdx.x; block < blocks; block += gridDim.x) {
-    const int64_t own = block * rows_per_block + warp / row_warps;
-    const bool live = own < g.rows;
-    const int64_t row = live ? own : g.rows - 1;
-    const Pointers<Op> pointers = rows_of<Op>(g, row);
-    Value carry = initial_value(op, g, row);
-    for (int64_t tile = 0; tile < g.length; tile += int64_t(row_warps) * kWarpItems) {
-      const int64_t first = tile + place * kWarpItems;
-      A beyond = A(0);
-      Held<typename Op::Inputs, kItems> items;
-      if (live) fetch_all<Op, kItems>(g, access, pointers, slots, first, lane);
-      commit_copies();
-      if constexpr (Op::kNeighbour) {
-        constexpr int last = Op::Inputs::size - 1;
-        using T = at<last, typename Op::Inputs>;
-        const int64_t next = first + kWarpItems;
-        if (lane == kWarp - 1 && next < g.length)
-          beyond = widen<A>(reinterpret_cast<const T *>(pointers.row[last])[next * g.step[last]]);
-      }
-      wait_copies<0>();
-      __syncwarp();
-      read_all<Op, kItems>(access, slots, lane, items);
-      __syncwarp();
-      const int64_t lane_first = first + lane * kItems;
-      A neighbour = neighbour_of<Op, kItems>(items, beyond, lane);
-      if constexpr (Op::kFinal) {
-        if (lane_first < g.length && lane_first + kItems >= g.length) neighbour = behind_last<Op>(g, row);
-      }
-      const Map inclusive = warp_scan(op, fold<Op, kItems>(op, items, neighbour, lane_first, g.length), lane);
-      Map before = exclusive_of(op, inclusive, lane);
-      Map total = shuffle(inclusive, kWarp - 1);
-      if (row_warps > 1) {
-        if (lane == 0) totals[parity][warp] = total;
-        __syncthreads();
-        Map others = lane < row_warps ? totals[parity][warp - place + lane] : op.identity();
-        others = warp_scan(op, others, lane);
-        total = shuffle(others, row_warps - 1);
-        const Map left = shuffle(others, place > 0 ? place - 1 : 0);
-        if (place > 0) before = op.combine(left, before);
-        parity ^= 1;
-      }
-      const Value value = op.apply(before, carry);
-      if (live) finish<Op, kItems>(op, g, access, pointers, slots, items, neighbour, value, first, row, lane);
-      carry = op.apply(total, carry);
+  for (int64_t tile = 0; tile < g.length; tile += int64_t(row_warps) * Row::kItems) {
+    Row part;
+    part.load(g, access, pointers, live ? tile + place * Row::kItems : g.length, lane);
+    std::byte *stage = stages + warp * Row::kStageBytes;
+    Map total = part.reduce(op, g, row, stage, lane);
+    typename Op::Value value = carry;
+    if (row_warps > 1) {
+      if (lane == 0) totals[parity][warp] = total;
+      __syncthreads();
+      Map others = lane < row_warps ? totals[parity][warp - place + lane] : op.identity();
+      others = warp_scan(op, others, lane);
+      total = shuffle(others, row_warps - 1);
+      const Map left = shuffle(others, place > 0 ? place - 1 : 0);
+      if (place > 0) value = op.apply(left, carry);
+      parity ^= 1;
     }
+    part.finish(op, g, access, pointers, value, row, stage, lane);
+    carry = op.apply(total, carry);
   }
 }
 
 // ---- Short rows: a few lanes for each row -----------------------------------------------------
 
-template <class Op>
-struct ShortShape {
-  // Elements of a lane: sixteen bytes of the widest input.
-  static constexpr int kItems = 16 / Bytes<typename Op::Inputs, 1>::widest;
-  static constexpr int kRowsAtOnce = 4;
-};
 constexpr int kShortThreads = 256;
 
-template <int kBytes>
-struct UnsignedOf;
-template <>
-struct UnsignedOf<1> {
-  using type = uint8_t;
-};
-template <>
-struct UnsignedOf<2> {
-  using type = uint16_t;
-};
-template <>
-struct UnsignedOf<4> {
-  using type = uint32_t;
-};
-template <>
-struct UnsignedOf<8> {
-  using type = uint2;
-};
-template <>
-struct UnsignedOf<16> {
-  using type = uint4;
-};
-template <int kBytes>
-using Unsigned = typename UnsignedOf<kBytes>::type;
-
-template <class T, int kItems>
-__device__ __forceinline__ void load_lane(const T *row, int64_t step, int access, int first, int length,
-                                          T (&items)[kItems]) {
-  constexpr int kBytes = int(sizeof(T)) * kItems;
-  using Wide = Unsigned<kBytes>;
-  if (access != kStrided && first + kItems <= length) {
-    const T *from = access == kForward ? row + first : row - first - (kItems - 1);
-    const Wide wide = *reinterpret_cast<const Wide *>(from);
-    T loaded[kItems];
-    memcpy(loaded, &wide, kBytes);
-#pragma unroll
-    for (int e = 0; e < kItems; ++e) items[e] = access == kForward ? loaded[e] : loaded[kItems - 1 - e];
-  } else {
-#pragma unroll
-    for (int e = 0; e < kItems; ++e) items[e] = first + e < length ? row[(first + e) * step] : T{};
-  }
-}
-
-template <class T, int kItems>
-__device__ __forceinline__ void store_lane(T *row, int64_t step, int access, int first, int length,
-                                           const T (&items)[kItems]) {
-  constexpr int kBytes = int(sizeof(T)) * kItems;
-  constexpr int kPiece = kBytes < 16 ? kBytes : 16;
-  using Wide = Unsigned<kPiece>;
-  constexpr int kPieces = kBytes / int(sizeof(Wide));
-  static_assert(kPieces * int(sizeof(Wide)) == kBytes);
-  if (access != kStrided && first + kItems <= length) {
-    T *to = access == kForward ? row + first : row - first - (kItems - 1);
-    T turned[kItems];
-#pragma unroll
-    for (int e = 0; e < kItems; ++e) turned[e] = access == kForward ? items[e] : items[kItems - 1 - e];
-    Wide wide[kPieces];
-    memcpy(wide, turned, kBytes);
-#pragma unroll
-    for (int p = 0; p < kPieces; ++p) reinterpret_cast<Wide *>(to)[p] = wide[p];
-  } else {
-#pragma unroll
-    for (int e = 0; e < kItems; ++e)
-      if (first + e < length) row[(first + e) * step] = items[e];
-  }
-}
-
 // `width` lanes, a power of two, hold a row.
+template <class Op>
+constexpr int kRowsAtOnce = 4;
+
 template <class Op>
 __global__ void __launch_bounds__(kShortThreads)
     scan_short_rows(const __grid_constant__ Op op, const __grid_constant__ Geometry g,
                     const __grid_constant__ Accesses access, int width) {
-  constexpr int kItems = ShortShape<Op>::kItems;
-  constexpr int kRows = ShortShape<Op>::kRowsAtOnce;
+  constexpr int V = kVector<Op>;
+  constexpr int kRows = kRowsAtOnce<Op>;
+  constexpr int kInputs = Op::Inputs::size;
   using A = typename Op::Acc;
+  wait_for_earlier_work();
+  let_next_kernel_start();
   const int lane = int(threadIdx.x) % kWarp;
-  const int first = (lane & (width - 1)) * kItems;
+  const int first = (lane & (width - 1)) * V;
   const int length = int(g.length);
   const int rows_per_block = kShortThreads / width;
   const int64_t base = int64_t(blockIdx.x) * (rows_per_block * kRows) + int(threadIdx.x) / width;
-  Held<typename Op::Inputs, kItems> items[kRows];
+  Held<typename Op::Inputs, V> items[kRows];
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
     const int64_t row = base + r * rows_per_block;
-    for_each<Op::Inputs::size>([&](auto k) {
+    for_each<kInputs>([&](auto k) {
       using T = at<k(), typename Op::Inputs>;
-      if (row < g.rows) {
-        load_lane<T, kItems>(row_start<T>(g, k(), row), g.step[k()], access.of[k()], first, length, held<k()>(items[r]));
-      } else {
-#pragma unroll
-        for (int e = 0; e < kItems; ++e) held<k()>(items[r])[e] = T{};
-      }
+      load_lane<Op>(held<k()>(items[r]), row_start<T>(g, k(), min(row, g.rows - 1)), g.step[k()], access.of[k()], first,
+                    row < g.rows ? length : 0);
     });
   }
 #pragma unroll
@@ -681,32 +766,41 @@ __global__ void __launch_bounds__(kShortThreads)
     const int64_t row = base + r * rows_per_block;
     A neighbour = A(0);
     if constexpr (Op::kNeighbour) {
-      neighbour = shuffle_down(widen<A>(held<Op::Inputs::size - 1>(items[r])[0]), 1);
+      neighbour = shuffle_down(held<kInputs - 1>(items[r]).template widened<A>(0), 1);
       if constexpr (Op::kFinal) {
-        if (first < length && first + kItems >= length && row < g.rows) neighbour = behind_last<Op>(g, row);
+        if (first < length && first + V >= length && row < g.rows) neighbour = behind_last<Op>(g, row);
       }
     }
-    const typename Op::Map inclusive =
-        warp_scan(op, fold<Op, kItems>(op, items[r], neighbour, first, length), lane, width);
-    const typename Op::Map before = exclusive_of(op, inclusive, lane, width);
-    if (row < g.rows && first < length) {
-      typename Op::Value value = op.apply(before, initial_value(op, g, row));
-      Held<typename Op::Outputs, kItems> outputs;
-#pragma unroll
-      for (int i = 0; i < kItems; ++i) {
-        typename Op::Result result;
-        value = op.step(value, element<Op, kItems>(op, items[r], i, neighbour, first, length), result);
-        keep<Op, kItems>(outputs, i, result);
+    const auto item = [&](int i) {
+      typename Op::Item item = {};
+      for_each<kInputs>([&](auto k) { item.in[k()] = held<k()>(items[r]).template widened<A>(i); });
+      if constexpr (Op::kNeighbour) {
+        item.next = i + 1 < V ? held<kInputs - 1>(items[r]).template widened<A>(i + 1 < V ? i + 1 : i) : neighbour;
+        item.has_next = first + i + 1 < length;
         if constexpr (Op::kFinal) {
-          if (first + i == length - 1) store_final<Op>(g, row, value);
+          if (!item.has_next) item.next = neighbour;
         }
       }
+      if constexpr (Op::kPosition) item.position = uint32_t(op.flags.reverse ? length - 1 - (first + i) : first + i);
+      return item;
+    };
+    A common;
+    const typename Op::Map inclusive = warp_scan(op, fold<V>(op, common, item), lane, width);
+    const typename Op::Map before = exclusive_of(op, inclusive, lane, width);
+    if (row < g.rows && first < length) {
+      Held<typename Op::Outputs, V> outputs;
+      run<V>(op, op.apply(before, initial_value(op, g, row)), common, item,
+             [&](int i, const typename Op::Result &result, const typename Op::Value &after) {
+               keep<Op, V>(outputs, i, result);
+               if constexpr (Op::kFinal) {
+                 if (first + i == length - 1) store_final<Op>(g, row, after);
+               }
+             });
       for_each<Op::Outputs::size>([&](auto k) {
         using U = at<k(), typename Op::Outputs>;
-        constexpr int operand = Op::Inputs::size + k();
-        if (Op::Outputs::size == 1 || g.data[operand])
-          store_lane<U, kItems>(row_start<U>(g, operand, row), g.step[operand], access.of[operand], first, length,
-                                held<k()>(outputs));
+        constexpr int slot = kInputs + k();
+        if (Op::Outputs::size == 1 || g.data[slot])
+          store_lane(held<k()>(outputs), row_start<U>(g, slot, row), g.step[slot], access.of[slot], first, length);
       });
     }
   }

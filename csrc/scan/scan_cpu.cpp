@@ -45,9 +45,8 @@ void scan_row(const Op &op, const Geometry &g, int64_t row) {
   constexpr int kInitialSlot = kInputs + kOutputs;
   const std::byte *in[kInputs];
   std::byte *out[kOutputs];
-  for_each<kInputs>([&](auto k) {
-    in[k()] = g.data[k()] + row_offset(g, k(), row) * int64_t(sizeof(at<k(), typename Op::Inputs>));
-  });
+  for_each<kInputs>(
+      [&](auto k) { in[k()] = g.data[k()] + row_offset(g, k(), row) * int64_t(sizeof(at<k(), typename Op::Inputs>)); });
   for_each<kOutputs>([&](auto k) {
     constexpr int slot = kInputs + k();
     out[k()] = g.data[slot] ? g.data[slot] + row_offset(g, slot, row) * int64_t(sizeof(at<k(), typename Op::Outputs>))
@@ -62,8 +61,7 @@ void scan_row(const Op &op, const Geometry &g, int64_t row) {
   if constexpr (Op::kInitial || Op::kFinal) {
     using T = at<0, typename Op::Inputs>;
     if (g.data[kInitialSlot]) {
-      const A initial =
-          widen<A>(reinterpret_cast<const T *>(g.data[kInitialSlot])[row_offset(g, kInitialSlot, row)]);
+      const A initial = widen<A>(reinterpret_cast<const T *>(g.data[kInitialSlot])[row_offset(g, kInitialSlot, row)]);
       if constexpr (Op::kInitial) value = initial;
       if constexpr (Op::kFinal) behind = initial;
     }
@@ -128,8 +126,8 @@ RunCpu scan_cpu(const Choice &choice) {
   RunCpu chosen = nullptr;
   dispatch_dtype<float, double, float16, bfloat16, int8_t, int16_t, int32_t, int64_t, uint8_t, bool>(
       choice.in, [&](auto tag) {
-        select_operator<typename decltype(tag)::type>(
-            choice, [&](auto op) { chosen = run<typename decltype(op)::type>; });
+        select_operator<typename decltype(tag)::type>(choice,
+                                                      [&](auto op) { chosen = run<typename decltype(op)::type>; });
       });
   return chosen;
 }

@@ -13,7 +13,7 @@ struct CudaKernels {
 
   // Tiles along a long row; 0 where rows of this length never take that path.
   static int64_t long_tiles(int64_t rows, int64_t length) {
-    constexpr int64_t kTile = LongShape<Op, LongChoice<Op>::kItems, LongChoice<Op>::kStages>::kTile;
+    constexpr int64_t kTile = kLongTile<Op>;
     // One block at a time works its way along a row otherwise, so rows must be few and long for
     // the card's blocks to be better spread over tiles.
     if (length < 3 * kTile || rows >= kRowsThatFill) return 0;
@@ -34,7 +34,7 @@ struct CudaKernels {
     }
     const bool few = g.rows < kColumnsThatPay && long_tiles(g.rows, g.length) > 0;
     if (g.length > 1 && 2 * across > operands && !few) return Path::columns;
-    if (g.length <= int64_t(kWarp) * ShortShape<Op>::kItems) return Path::short_rows;
+    if (g.length <= int64_t(kWarp) * kVector<Op>) return Path::short_rows;
     return long_tiles(g.rows, g.length) > 0 ? Path::long_rows : Path::rows;
   }
 
@@ -44,10 +44,10 @@ struct CudaKernels {
     Geometry g;
     g.rows = rows;
     g.length = length;
-    if (long_tiles(rows, length) > 0)
-      bytes = LongWorkspace<Op>(g, LongShape<Op, LongChoice<Op>::kItems, LongChoice<Op>::kStages>::kTile, nullptr).bytes;
+    if (long_tiles(rows, length) > 0) bytes = LongWorkspace<Op>(g, kLongTile<Op>, nullptr).bytes;
     // Strides can make columns of any rows.
-    if (length > ColumnShape<Op>::kTileLines) bytes = std::max(bytes, ColumnWorkspace<Op>(g, nullptr).bytes);
+    if (length > Tuning<Op>::kLines * Tuning<Op>::kColumnGroups)
+      bytes = std::max(bytes, ColumnWorkspace<Op>(g, nullptr).bytes);
     return bytes;
   }
 
@@ -80,7 +80,8 @@ struct CudaKernels {
   }
 
   static std::string arch(const char *plan) {
-    return kernel_arch(plan, reinterpret_cast<const void *>(scan_rows<Op, kRowItems<Op>>));
+    return kernel_arch(plan,
+                       reinterpret_cast<const void *>(scan_rows<Op, Tuning<Op>::kRowGroups, Tuning<Op>::kRowBlocks>));
   }
 
   static constexpr CudaScan kScan = {workspace, path, run, arch};

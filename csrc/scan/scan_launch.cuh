@@ -9,33 +9,35 @@
 
 namespace baracuda::scan {
 
-// Elements of a lane in scans of rows. The gradient of an extremum is light on arithmetic and on
-// registers, so more of its loads can be under way.
+// Shapes of the kernels, by what was measured: as many loads under way as registers allow.
 template <class Op>
-constexpr int kRowItems = 16;
-template <class T, class A>
-constexpr int kRowItems<ExtremumGradient<T, A>> = 32;
+struct Tuning {
+  // Registers of one vector of each input.
+  static constexpr int kWords = Held<typename Op::Inputs, kVector<Op>>::kWords;
+  // Narrow integers are many kinds of kernels for few uses, so theirs are small.
+  static constexpr bool kSmall = std::is_same_v<typename Op::Acc, int64_t> && Bytes<typename Op::Inputs>::widest() < 4;
+  static constexpr int kItems = kWords <= 8 ? 16 : 8;
+  static constexpr int kRowGroups = kSmall || kVector<Op> >= kItems ? 1 : kItems / kVector<Op>;
+  static constexpr int kRowBlocks = 2;
+  static constexpr int kLongGroups = kRowGroups;
+  static constexpr int kLongWarps = 16;
+  static constexpr int kLongBlocks = 2;
+  // Columns of a thread: eight bytes of the widest input, but not more than four.
+  static constexpr int kWide = 8 / Bytes<typename Op::Inputs>::widest();
+  static constexpr int kColumns = kWide > 4 ? 4 : kWide;
+  static constexpr bool kHalfBased = Op::kBased && Bytes<typename Op::Inputs>::widest() == 2;
+  static constexpr int kLines = kSmall ? 4 : kWords <= 4 && !kHalfBased ? 16 : 8;
+  static constexpr int kColumnGroups = kWords > 4 || (Op::kBased && !kHalfBased) ? 8 : 16;
+  static constexpr int kColumnBlocks = kColumnGroups == 8 ? 3 : 2;
+};
+template <class Op>
+constexpr int kLongTile = Tuning<Op>::kLongWarps * Part<Op, Tuning<Op>::kLongGroups>::kItems;
 
 // From this many rows on, a block for each row fills the card.
 constexpr int64_t kRowsThatFill = 256;
 // With fewer columns than this, tiles of columns leave the card idle while carries pass along the
 // axis, and strided rows are better.
 constexpr int64_t kColumnsThatPay = 512;
-
-template <class Op>
-struct LongChoice {
-  static constexpr int kElementBytes = Bytes<typename Op::Inputs, 1>::sum / kWarp;
-  static constexpr int kMost = Bytes<typename Op::Outputs, 1>::widest > 4 || Bytes<typename Op::Inputs, 1>::widest > 4 ? 16 : 32;
-  static constexpr int kItems = kElementBytes <= 4 ? kMost : kElementBytes <= 12 ? std::min(kMost, kElementBytes <= 6 ? 32 : 16) : 8;
-  // As many stages as a multiprocessor's shared memory holds.
-  static constexpr int stages() {
-    const int stage = kLongWarps * (Bytes<typename Op::Inputs, kItems>::sum + kWarp * int(sizeof(typename Op::Map)));
-    const int rest = kLongWarps * Bytes<typename Op::Outputs, kItems>::largest + 2048;
-    const int fit = (220 * 1024 - rest) / stage;
-    return fit > 6 ? 6 : fit;
-  }
-  static constexpr int kStages = stages();
-};
 
 inline bool aligned(int64_t value, int64_t bytes) { return value % bytes == 0; }
 
@@ -58,41 +60,45 @@ struct Sizes<List<T...>> {
   static constexpr int64_t of[] = {int64_t(sizeof(T))...};
 };
 
-// `vector` 0: sixteen bytes of each operand's type.
 template <class Op>
-Accesses accesses_of(const Geometry &g, int vector) {
+Accesses accesses_of(const Geometry &g) {
   Accesses accesses = {};
-  for (int k = 0; k < Op::Inputs::size; ++k) {
-    const int64_t size = Sizes<typename Op::Inputs>::of[k];
-    accesses.of[k] = access_of(g, k, size, vector ? vector : int(16 / size));
-  }
+  for (int k = 0; k < Op::Inputs::size; ++k)
+    accesses.of[k] = access_of(g, k, Sizes<typename Op::Inputs>::of[k], kVector<Op>);
   for (int k = 0; k < Op::Outputs::size; ++k) {
-    const int64_t size = Sizes<typename Op::Outputs>::of[k];
     const int slot = Op::Inputs::size + k;
-    accesses.of[slot] = access_of(g, slot, size, vector ? vector : int(16 / size));
+    accesses.of[slot] = access_of(g, slot, Sizes<typename Op::Outputs>::of[k], kVector<Op>);
   }
   return accesses;
 }
 
-template <class Op>
-void launch_short(const Op &op, const Geometry &g, Stream stream) {
-  constexpr int kItems = ShortShape<Op>::kItems;
-  int width = 1;
-  while (int64_t(width) * kItems < g.length) width *= 2;
-  const int64_t rows = int64_t(kShortThreads / width) * ShortShape<Op>::kRowsAtOnce;
-  launch(scan_short_rows<Op>, {ceil_div(g.rows, rows), kShortThreads}, stream, op, g, accesses_of<Op>(g, kItems), width);
+inline void allow_shared(const void *kernel, size_t bytes) {
+  if (bytes > 32 * 1024)
+    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(bytes)),
+               "cudaFuncSetAttribute");
 }
 
-template <class Op, int kItems = kRowItems<Op>>
+template <class Op>
+void launch_short(const Op &op, const Geometry &g, Stream stream) {
+  int width = 1;
+  while (int64_t(width) * kVector<Op> < g.length) width *= 2;
+  const int64_t rows = int64_t(kShortThreads / width) * kRowsAtOnce<Op>;
+  launch(scan_short_rows<Op>, {ceil_div(g.rows, rows), kShortThreads, 0, true}, stream, op, g, accesses_of<Op>(g),
+         width);
+}
+
+template <class Op, int kGroups = Tuning<Op>::kRowGroups, int kBlocks = Tuning<Op>::kRowBlocks>
 void launch_rows(const Op &op, const Geometry &g, Stream stream) {
-  int warps = 1;
-  while (warps < kMaxRowWarps && int64_t(warps) * kWarp * kItems < g.length) warps *= 2;
-  const int block_warps = std::max(warps, 8);
-  const int64_t blocks = std::min<int64_t>(ceil_div(g.rows, block_warps / warps), INT32_MAX);
-  const size_t bytes = size_t(block_warps) * RowsShape<Op, kItems>::kSlots;
-  const auto kernel = scan_rows<Op, kItems>;
-  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(bytes)), "cudaFuncSetAttribute");
-  launch(kernel, {blocks, block_warps * kWarp, bytes}, stream, op, g, accesses_of<Op>(g, 0), warps);
+  constexpr int64_t kWarpItems = Part<Op, kGroups>::kItems;
+  // Tiles of equal numbers of warps.
+  const int64_t tiles = ceil_div(g.length, kMaxRowWarps * kWarpItems);
+  const int warps = int(ceil_div(ceil_div(g.length, tiles), kWarpItems));
+  const int rows = std::max(8 / warps, 1);
+  const Accesses accesses = accesses_of<Op>(g);
+  const size_t bytes = size_t(rows * warps) * Part<Op, kGroups>::kStageBytes;
+  const auto kernel = scan_rows<Op, kGroups, kBlocks>;
+  allow_shared(reinterpret_cast<const void *>(kernel), bytes);
+  launch(kernel, {ceil_div(g.rows, rows), rows * warps * kWarp, bytes, true}, stream, op, g, accesses, warps);
 }
 
 // The words of a long scan, zeroed by one memset.
@@ -114,24 +120,18 @@ struct LongWorkspace {
   }
 };
 
-inline int multiprocessors() {
-  int device = 0;
-  int count = 0;
-  check_cuda(cudaGetDevice(&device), "cudaGetDevice");
-  check_cuda(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute");
-  return count;
-}
-
-template <class Op, int kItems = LongChoice<Op>::kItems, int kStages = LongChoice<Op>::kStages>
+template <class Op, int kGroups = Tuning<Op>::kLongGroups, int kWarps = Tuning<Op>::kLongWarps,
+          int kBlocks = Tuning<Op>::kLongBlocks>
 void launch_long(const Op &op, const Geometry &g, std::byte *base, Stream stream) {
-  using Shape = LongShape<Op, kItems, kStages>;
-  const LongWorkspace<Op> workspace(g, Shape::kTile, base);
-  const auto kernel = scan_long_rows<Op, kItems, kStages>;
-  const size_t bytes = sizeof(typename Shape::Shared);
-  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(bytes)), "cudaFuncSetAttribute");
-  check_cuda(cudaMemsetAsync(workspace.begin, 0, workspace.bytes, static_cast<cudaStream_t>(stream)), "cudaMemsetAsync");
-  const int64_t blocks = std::min<int64_t>(multiprocessors(), workspace.tiles.total);
-  launch(kernel, {blocks, kLongThreads, bytes}, stream, op, g, accesses_of<Op>(g, 0), workspace.tiles);
+  const LongWorkspace<Op> workspace(g, kWarps * Part<Op, kGroups>::kItems, base);
+  const Accesses accesses = accesses_of<Op>(g);
+  const size_t bytes = size_t(kWarps) * Part<Op, kGroups>::kStageBytes;
+  const auto kernel = scan_long_rows<Op, kGroups, kWarps, kBlocks>;
+  allow_shared(reinterpret_cast<const void *>(kernel), bytes);
+  check_cuda(cudaMemsetAsync(workspace.begin, 0, workspace.bytes, static_cast<cudaStream_t>(stream)),
+             "cudaMemsetAsync");
+  // One block more than tiles: the scanner's.
+  launch(kernel, {int64_t(workspace.tiles.total) + 1, kWarps * kWarp, bytes}, stream, op, g, accesses, workspace.tiles);
 }
 
 // One slot for each column's carry, zeroed by one memset.
@@ -149,34 +149,50 @@ struct ColumnWorkspace {
   }
 };
 
-template <class Op, int kLines = 0>
-void launch_columns(const Op &op, const Geometry &g, std::byte *base, Stream stream) {
-  using Shape = ColumnShape<Op, kLines>;
-  constexpr int kColumns = Shape::kColumns;
-  // Neighbouring columns can be read together where they are neighbours in every operand.
-  bool vectors = g.rank >= 1 && g.extent[g.rank - 1] % kColumns == 0;
-  for (int operand = 0; vectors && operand < Op::Inputs::size + Op::Outputs::size; ++operand) {
-    if (!g.data[operand]) continue;
-    const int64_t size = operand < Op::Inputs::size ? Sizes<typename Op::Inputs>::of[operand]
-                                                    : Sizes<typename Op::Outputs>::of[operand - Op::Inputs::size];
-    const int64_t bytes = std::min<int64_t>(16, size * kColumns);
-    vectors = g.stride[operand][g.rank - 1] == 1 && aligned(int64_t(reinterpret_cast<uintptr_t>(g.data[operand])), bytes) &&
-              aligned(g.step[operand] * size, bytes);
-    for (int axis = 0; vectors && axis < g.rank - 1; ++axis) vectors = aligned(g.stride[operand][axis] * size, bytes);
-  }
+template <class Op, int kColumns, int kLines, int kGroups, int kBlocks>
+void launch_columns_of(const Op &op, const Geometry &g, std::byte *base, Stream stream) {
   ColumnTiles tiles = {};
-  tiles.across = uint32_t(ceil_div(g.rows, Shape::kTileColumns));
-  tiles.down = uint32_t(ceil_div(g.length, Shape::kTileLines));
+  tiles.across = uint32_t(ceil_div(g.rows, kColumns * kWarp));
+  tiles.down = uint32_t(ceil_div(g.length, kLines * kGroups));
   if (tiles.down > 1) {
     const ColumnWorkspace<Op> workspace(g, base);
     tiles.ticket = workspace.ticket;
     tiles.carries = workspace.carries;
     check_cuda(cudaMemsetAsync(base, 0, workspace.bytes, static_cast<cudaStream_t>(stream)), "cudaMemsetAsync");
   }
-  const auto kernel = scan_columns<Op, kLines>;
-  const size_t bytes = sizeof(typename Shape::Shared);
-  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(bytes)), "cudaFuncSetAttribute");
-  launch(kernel, {int64_t(tiles.across) * tiles.down, kColumnThreads, bytes}, stream, op, g, tiles, int(vectors));
+  const auto kernel = scan_columns<Op, kColumns, kLines, kGroups, kBlocks>;
+  launch(kernel, {int64_t(tiles.across) * tiles.down, kGroups * kWarp, 0, tiles.down == 1}, stream, op, g, tiles);
+}
+
+// Whether neighbouring columns can be read together: they are neighbours in every operand.
+template <class Op, int kColumns>
+bool columns_are_vectors(const Geometry &g) {
+  if (g.rank < 1 || g.extent[g.rank - 1] % kColumns != 0) return false;
+  for (int operand = 0; operand < Op::Inputs::size + Op::Outputs::size; ++operand) {
+    if (!g.data[operand]) continue;
+    const int64_t size = operand < Op::Inputs::size ? Sizes<typename Op::Inputs>::of[operand]
+                                                    : Sizes<typename Op::Outputs>::of[operand - Op::Inputs::size];
+    const int64_t bytes = std::min<int64_t>(16, size * kColumns);
+    if (g.stride[operand][g.rank - 1] != 1 || !aligned(int64_t(reinterpret_cast<uintptr_t>(g.data[operand])), bytes) ||
+        !aligned(g.step[operand] * size, bytes))
+      return false;
+    for (int axis = 0; axis < g.rank - 1; ++axis)
+      if (!aligned(g.stride[operand][axis] * size, bytes)) return false;
+  }
+  return true;
+}
+
+template <class Op, int kLines = Tuning<Op>::kLines, int kGroups = Tuning<Op>::kColumnGroups,
+          int kBlocks = Tuning<Op>::kColumnBlocks>
+void launch_columns(const Op &op, const Geometry &g, std::byte *base, Stream stream) {
+  constexpr int kColumns = Tuning<Op>::kColumns;
+  if constexpr (kColumns > 1) {
+    if (columns_are_vectors<Op, kColumns>(g)) {
+      launch_columns_of<Op, kColumns, kLines, kGroups, kBlocks>(op, g, base, stream);
+      return;
+    }
+  }
+  launch_columns_of<Op, 1, kLines, kGroups, kBlocks>(op, g, base, stream);
 }
 
 }  // namespace baracuda::scan

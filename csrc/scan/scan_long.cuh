@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Few long rows: every row is cut into tiles, spread over the whole card, in one pass over memory.
 //
-// Persistent blocks take tiles by ticket, in order, and keep a ring of tiles on its way to shared
-// memory. A block publishes the aggregate of a tile some tiles ahead of the one that it finishes.
-// One warp in the whole grid, the scanner, reads the aggregates, folds them in batches of 128 in a
-// fixed order and publishes each tile's prefix. Nothing depends on timing but when, never what.
+// Each block takes a tile by ticket, holds it in registers and publishes its aggregate. One warp in
+// the whole grid, the scanner, reads the aggregates, folds them in batches of 128 in a fixed order
+// and publishes each tile's prefix, for which the tile's block waits. Nothing depends on timing but
+// when, never what.
 //
-// Progress: tickets are handed out in order, so whatever a tile needs belongs to blocks that are
-// running. Let w be the first unfinished tile. Its block has nothing older to finish and so has
-// published w's aggregate; all tiles before w are finished; so the scanner, which publishes what
-// the leading ready tiles allow and doesn't wait for whole batches, publishes w's prefix.
+// Progress: tickets are handed out in order and the scanner has the first, so whatever a tile waits
+// for belongs to blocks that run already, and these publish their aggregates without waiting. The
+// scanner publishes what the leading ready tiles allow and doesn't wait for whole batches.
 #pragma once
 
 #include "scan/scan.cuh"
@@ -52,30 +51,8 @@ __device__ __forceinline__ V await(const uint64_t *from, uint32_t mark) {
   return value;
 }
 
-constexpr int kLongWarps = 8;
-constexpr int kLongThreads = (kLongWarps + 1) * kWarp;  // and the warp that may be the scanner
-constexpr int kTicketRing = 8;
 constexpr int kScannerTiles = 4;  // of a lane
 constexpr uint32_t kReady = 1;
-
-template <class Op, int kItems, int kStages>
-struct LongShape {
-  static constexpr int kTile = kLongWarps * kWarp * kItems;
-  static constexpr int kSlots = Bytes<typename Op::Inputs, kItems>::sum;
-  static constexpr int kOut = Bytes<typename Op::Outputs, kItems>::largest;
-  struct Shared {
-    alignas(16) std::byte slots[kStages][kLongWarps][kSlots];
-    alignas(16) std::byte out[kLongWarps][kOut];
-    typename Op::Map before[kStages][kLongWarps * kWarp];  // what comes before a lane within its warp
-    typename Op::Map warps[kStages][kLongWarps];           // what comes before a warp within the tile
-    typename Op::Map totals[2][kLongWarps];
-    alignas(8) std::byte beyond[kStages][kLongWarps][8];  // the element after a warp's last
-    uint32_t tickets[kTicketRing];
-    uint32_t role;
-  };
-  static constexpr size_t kAggregateWords = Words<typename Op::Map>::count;
-  static constexpr size_t kPrefixWords = Words<typename Op::Value>::count;
-};
 
 struct LongTiles {
   uint32_t total;
@@ -113,7 +90,8 @@ __device__ __forceinline__ void scanner(const Op &op, const LongTiles &tiles, in
       for (int q = 0; q < kScannerTiles; ++q) {
         const uint32_t index = lane * kScannerTiles + q;
         ready[q] = false;
-        if (!have[q] && index < count) ready[q] = receive(tiles.aggregates + (base + index) * kMapWords, got[q], kReady);
+        if (!have[q] && index < count)
+          ready[q] = receive(tiles.aggregates + (base + index) * kMapWords, got[q], kReady);
       }
 #pragma unroll
       for (int q = 0; q < kScannerTiles; ++q) {
@@ -172,10 +150,6 @@ __device__ __forceinline__ void scanner(const Op &op, const LongTiles &tiles, in
   }
 }
 
-__device__ __forceinline__ void compute_barrier() {
-  asm volatile("bar.sync 1, %0;" ::"n"(kLongWarps * kWarp) : "memory");
-}
-
 // The first tile of a row takes the row's initial value into its aggregate.
 template <class Op>
 __device__ __forceinline__ typename Op::Map with_initial(const Op &op, const Geometry &g, typename Op::Map map,
@@ -184,158 +158,49 @@ __device__ __forceinline__ typename Op::Map with_initial(const Op &op, const Geo
   return map;
 }
 
-template <class Op, int kItems, int kStages>
-__global__ void __launch_bounds__(kLongThreads, 1)
+template <class Op, int kGroups, int kWarps, int kBlocks>
+__global__ void __launch_bounds__(kWarps *kWarp, kBlocks)
     scan_long_rows(const __grid_constant__ Op op, const __grid_constant__ Geometry g,
                    const __grid_constant__ Accesses access, const __grid_constant__ LongTiles tiles) {
-  using Shape = LongShape<Op, kItems, kStages>;
   using Map = typename Op::Map;
   using Value = typename Op::Value;
-  using A = typename Op::Acc;
-  constexpr int kWarpItems = kWarp * kItems;
-  constexpr int kAhead = kStages - 2;  // tiles by which the aggregates run ahead
-  static_assert(kStages >= 3 && kStages < kTicketRing);
-  constexpr int kLast = Op::Inputs::size - 1;
-  using Last = at<kLast, typename Op::Inputs>;
-
-  extern __shared__ __align__(16) std::byte raw[];
-  typename Shape::Shared &shared = *reinterpret_cast<typename Shape::Shared *>(raw);
+  using Tile = Part<Op, kGroups>;
+  extern __shared__ __align__(16) std::byte stages[];
+  __shared__ Map totals[kWarps];
+  __shared__ Value prefix;
+  __shared__ uint32_t ticket;
   const int lane = int(threadIdx.x) % kWarp;
   const int warp = int(threadIdx.x) / kWarp;
-
-  if (threadIdx.x == 0) shared.role = shared.tickets[0] = atomicAdd(tiles.ticket, 1u);
+  if (threadIdx.x == 0) ticket = atomicAdd(tiles.ticket, 1u);
   __syncthreads();
-  if (warp == kLongWarps) {
-    if (shared.role == 0) scanner(op, tiles, lane);
+  if (ticket == 0) {
+    if (warp == 0) scanner(op, tiles, lane);
     return;
   }
-
-  const auto row_of = [&](uint32_t tile) { return int64_t(tile / tiles.per_row); };
-  const auto first_of = [&](uint32_t tile) {
-    return int64_t(tile % tiles.per_row) * Shape::kTile + warp * kWarpItems;
-  };
-
-  const auto load = [&](uint32_t tile, int stage) {
-    if (tile < tiles.total) {
-      const Pointers<Op> pointers = rows_of<Op>(g, row_of(tile));
-      const int64_t first = first_of(tile);
-      fetch_all<Op, kItems>(g, access, pointers, shared.slots[stage][warp], first, lane);
-      if constexpr (Op::kNeighbour) {
-        const int64_t next = first + kWarpItems;
-        if (lane == 0 && next < g.length) {
-          const Last *from = reinterpret_cast<const Last *>(pointers.row[kLast]) + next * g.step[kLast];
-          // Copies are of four bytes at least: an aligned word holds the element.
-          const auto address = reinterpret_cast<uintptr_t>(from);
-          if constexpr (sizeof(Last) == 8) {
-            copy_async<8>(shared_address(shared.beyond[stage][warp]), from);
-          } else {
-            copy_async<4>(shared_address(shared.beyond[stage][warp]),
-                          reinterpret_cast<const void *>(address & ~uintptr_t(3)));
-          }
-        }
-      }
-    }
-    commit_copies();
-  };
-  const auto beyond_of = [&](uint32_t tile, int stage) {
-    if constexpr (Op::kNeighbour) {
-      const std::byte *slot = shared.beyond[stage][warp];
-      if constexpr (sizeof(Last) < 4) {
-        const Last *from = reinterpret_cast<const Last *>(row_start<Last>(g, kLast, row_of(tile))) +
-                           (first_of(tile) + kWarpItems) * g.step[kLast];
-        slot += reinterpret_cast<uintptr_t>(from) & 3;
-      }
-      return widen<A>(*reinterpret_cast<const Last *>(slot));
-    }
-    return A(0);
-  };
-  const auto neighbour_in = [&](Held<typename Op::Inputs, kItems> &items, uint32_t tile, int stage) {
-    A neighbour = neighbour_of<Op, kItems>(items, beyond_of(tile, stage), lane);
-    if constexpr (Op::kFinal) {
-      const int64_t lane_first = first_of(tile) + lane * kItems;
-      if (lane_first < g.length && lane_first + kItems >= g.length) neighbour = behind_last<Op>(g, row_of(tile));
-    }
-    return neighbour;
-  };
-
-  // Folds a tile that has landed; the caller synchronises the warps before `publish_tile`.
-  const auto reduce = [&](uint32_t tile, int stage, int parity) {
-    if (tile >= tiles.total) return;
-    Held<typename Op::Inputs, kItems> items;
-    read_all<Op, kItems>(access, shared.slots[stage][warp], lane, items);
-    const A neighbour = neighbour_in(items, tile, stage);
-    const Map inclusive =
-        warp_scan(op, fold<Op, kItems>(op, items, neighbour, first_of(tile) + lane * kItems, g.length), lane);
-    shared.before[stage][warp * kWarp + lane] = exclusive_of(op, inclusive, lane);
-    if (lane == kWarp - 1) shared.totals[parity][warp] = inclusive;
-  };
-  const auto publish_tile = [&](uint32_t tile, int stage, int parity) {
-    if (tile >= tiles.total || warp != 0) return;
-    Map map = lane < kLongWarps ? shared.totals[parity][lane] : op.identity();
-    map = warp_scan(op, map, lane, kLongWarps);
-    const Map before = exclusive_of(op, map, lane, kLongWarps);
-    if (lane < kLongWarps) shared.warps[stage][lane] = before;
-    if (lane == kLongWarps - 1) {
-      if (tile % tiles.per_row == 0) map = with_initial(op, g, map, row_of(tile));
-      publish(tiles.aggregates + size_t(tile) * Shape::kAggregateWords, map, kReady);
-    }
-  };
-
-  // Tickets are taken one at a time, so that the first tiles spread over all blocks.
-  for (int s = 0; s < kStages - 1; ++s) {
-    if (s > 0) {
-      if (threadIdx.x == 0) shared.tickets[s] = atomicAdd(tiles.ticket, 1u);
-      compute_barrier();
-    }
-    load(shared.tickets[s], s);
+  const uint32_t tile = ticket - 1;
+  const uint32_t place = tile % tiles.per_row;
+  const int64_t row = int64_t(tile / tiles.per_row);
+  const Pointers<Op> pointers = rows_of<Op>(g, row);
+  Tile part;
+  part.load(g, access, pointers, (int64_t(place) * kWarps + warp) * Tile::kItems, lane);
+  std::byte *stage = stages + warp * Tile::kStageBytes;
+  const Map total = part.reduce(op, g, row, stage, lane);
+  if (lane == 0) totals[warp] = total;
+  __syncthreads();
+  Map others = lane < kWarps ? totals[lane] : op.identity();
+  others = warp_scan(op, others, lane);
+  if (warp == 0) {
+    if (lane == kWarps - 1)
+      publish(tiles.aggregates + size_t(tile) * Words<Map>::count,
+              place == 0 ? with_initial(op, g, others, row) : others, kReady);
+    if (lane == 0)
+      prefix = place == 0 ? initial_value(op, g, row)
+                          : await<Value>(tiles.prefixes + size_t(tile) * Words<Value>::count, kReady);
   }
-  if (threadIdx.x == 0) shared.tickets[kStages - 1] = atomicAdd(tiles.ticket, 1u);
-#pragma unroll
-  for (int s = 0; s < kAhead; ++s) {
-    wait_copies<1>();
-    __syncwarp();
-    reduce(shared.tickets[s], s, s & 1);
-    compute_barrier();
-    publish_tile(shared.tickets[s], s, s & 1);
-  }
-
-  int stage = 0;
-  for (uint32_t i = 0;; ++i) {
-    const uint32_t tile = shared.tickets[i % kTicketRing];
-    if (tile >= tiles.total) break;
-    const int behind = stage == 0 ? kStages - 1 : stage - 1;  // the stage that was finished last
-    const int ahead = behind == 0 ? kStages - 1 : behind - 1;  // of tile i + kAhead
-    load(shared.tickets[(i + kStages - 1) % kTicketRing], behind);
-    uint32_t claimed = 0;
-    if (threadIdx.x == 0) claimed = atomicAdd(tiles.ticket, 1u);
-
-    const bool head = tile % tiles.per_row == 0;
-    Value carry;
-    bool ready = true;
-    if (head) {
-      carry = initial_value(op, g, row_of(tile));
-    } else {
-      ready = receive(tiles.prefixes + size_t(tile) * Shape::kPrefixWords, carry, kReady);
-    }
-
-    const uint32_t next = shared.tickets[(i + kAhead) % kTicketRing];
-    wait_copies<1>();
-    __syncwarp();
-    reduce(next, ahead, int(i + kAhead) & 1);
-    if (threadIdx.x == 0) shared.tickets[(i + kStages) % kTicketRing] = claimed;
-    compute_barrier();
-    publish_tile(next, ahead, int(i + kAhead) & 1);
-
-    if (!__all_sync(kAll, ready)) carry = await<Value>(tiles.prefixes + size_t(tile) * Shape::kPrefixWords, kReady);
-    Held<typename Op::Inputs, kItems> items;
-    read_all<Op, kItems>(access, shared.slots[stage][warp], lane, items);
-    const A neighbour = neighbour_in(items, tile, stage);
-    const Map before = op.combine(shared.warps[stage][warp], shared.before[stage][warp * kWarp + lane]);
-    finish<Op, kItems>(op, g, access, rows_of<Op>(g, row_of(tile)), shared.out[warp], items, neighbour,
-                       op.apply(before, carry), first_of(tile), row_of(tile), lane);
-    stage = stage + 1 == kStages ? 0 : stage + 1;
-  }
-  wait_copies<0>();
+  const Map left = shuffle(others, warp > 0 ? warp - 1 : 0);
+  __syncthreads();
+  const Value before = prefix;
+  part.finish(op, g, access, pointers, warp > 0 ? op.apply(left, before) : before, row, stage, lane);
 }
 
 }  // namespace baracuda::scan

@@ -23,8 +23,9 @@ struct Boolean {
 template <class T>
 struct AccumulatorOf {
   // Integers wrap; unsigned arithmetic says so without undefined behaviour.
-  using type = std::conditional_t<std::is_same_v<T, double>, double,
-                                  std::conditional_t<std::is_integral_v<T> || std::is_same_v<T, Boolean>, int64_t, float>>;
+  using type =
+      std::conditional_t<std::is_same_v<T, double>, double,
+                         std::conditional_t<std::is_integral_v<T> || std::is_same_v<T, Boolean>, int64_t, float>>;
 };
 template <class T>
 using Accumulator = typename AccumulatorOf<T>::type;
@@ -67,8 +68,6 @@ struct Element {
   uint32_t position;
 };
 
-// exp for arguments <= 0 and log for arguments >= 1. Their errors add to a sum that is at least 1,
-// so the device's fast exponential is within a few float32 roundings of it.
 BARACUDA_HD inline float exp_of(float x) {
 #if defined(__CUDA_ARCH__)
   return __expf(x);
@@ -77,8 +76,6 @@ BARACUDA_HD inline float exp_of(float x) {
 #endif
 }
 BARACUDA_HD inline double exp_of(double x) { return ::exp(x); }
-BARACUDA_HD inline float log_of(float x) { return ::logf(x); }
-BARACUDA_HD inline double log_of(double x) { return ::log(x); }
 
 template <class A>
 BARACUDA_HD inline A infinity() {
@@ -120,6 +117,7 @@ struct Basics {
   static constexpr bool kPosition = false;
   static constexpr bool kInitial = false;  // a value before the first element may be given, per row
   static constexpr bool kFinal = false;    // the value after the last element may be asked for, per row
+  static constexpr bool kBased = false;    // several elements can be taken at once, relative to one base
   struct Result {
     A out[kOutputCount];
   };
@@ -252,48 +250,122 @@ struct IndexedExtremum : Basics<Record<A>, 2, A> {
   }
 };
 
-// log(sum(exp)) as the largest exponent and the sum scaled by it. NaN is carried by the sum.
+// log(sum(exp)) as sum * 16^base. Bases are whole numbers, so that changing one is exact and takes no
+// exponential, which lets warps and blocks combine sums at the cost of a few additions.
 template <class A>
 struct ScaledSum {
-  A largest;
+  A base;
   A sum;
+};
+
+// 16^(-difference) for whole differences >= 0; 0 where it is too small to matter.
+BARACUDA_HD inline float scale_down(float difference) {
+  // Adding 1.5 * 2^23 leaves the exponent field of the result in the lowest bits.
+  const float exponent = multiply_add(difference < 31.75f ? difference : 31.75f, -4.0f, 12583039.0f);
+  return bit_cast<float>(bit_cast<uint32_t>(exponent) << 23);
+}
+BARACUDA_HD inline double scale_down(double difference) {
+  return difference < 250 ? bit_cast<double>(uint64_t(1023 - 4 * int(difference)) << 52) : 0.0;
+}
+BARACUDA_HD inline float exp2_of(float x) {
+#if defined(__CUDA_ARCH__)
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+#else
+  return std::exp2(x);
+#endif
+}
+BARACUDA_HD inline double exp2_of(double x) { return ::exp2(x); }
+
+template <class A>
+struct LogConstants;
+template <>
+struct LogConstants<float> {
+  static constexpr float kLog2e = 1.44269502f, kLog2eRest = 1.92596299e-8f;  // together log2(e)
+  static constexpr float kLn16 = 2.77258873f, kLn16Rest = -7.61861720e-9f;   // together ln(16)
+  static constexpr float kWhole = 4194304.0f;  // products with log2(e) beyond are whole numbers
+  static constexpr float kLargest = 3e38f;
+};
+template <>
+struct LogConstants<double> {
+  static constexpr double kLog2e = 1.4426950408889634, kLog2eRest = 2.0355273740931033e-17;
+  static constexpr double kLn16 = 2.772588722239781, kLn16Rest = 9.2761987253292384e-17;
+  static constexpr double kWhole = 2251799813685248.0;
+  static constexpr double kLargest = 1e308;
 };
 
 template <class T, class A = Accumulator<T>>
 struct LogSumExp : Basics<ScaledSum<A>, 1, A> {
+  static constexpr bool kBased = true;
   using Inputs = List<T>;
   using Outputs = List<T>;
   using Map = ScaledSum<A>;
   using Value = ScaledSum<A>;
   using Item = Element<A, 1>;
   using Result = typename Basics<ScaledSum<A>, 1, A>::Result;
-  BARACUDA_HD Map identity() const { return {-infinity<A>(), A(0)}; }
+  using Constants = LogConstants<A>;
+  // Rounded to half precision, what is left out doesn't show.
+  static constexpr bool kCoarse = sizeof(T) < sizeof(float) && std::is_same_v<A, float>;
+  BARACUDA_HD Map identity() const { return {-Constants::kLargest, A(0)}; }
   BARACUDA_HD Value start() const { return identity(); }
+  // log2(exp(x)) - 4 base
+  BARACUDA_HD static A exponent(A x, A base) {
+    const A main = multiply_add(x, Constants::kLog2e, A(-4) * base);
+    return kCoarse ? main : multiply_add(x, Constants::kLog2eRest, main);
+  }
+  BARACUDA_HD static A base_for(A x) { return std::rint(x * (Constants::kLog2e / 4)); }
   BARACUDA_HD Map map(const Item &item) const {
     const A x = item.in[0];
-    if (x != x) return {-infinity<A>(), x};
-    return {x, x == -infinity<A>() ? A(0) : A(1)};
+    const A size = x < A(0) ? -x : x;
+    if (size < Constants::kWhole) {
+      const A base = base_for(x);
+      return {base, exp2_of(exponent(x, base))};
+    }
+    if (x != x) return {-Constants::kLargest, x};
+    if (size == infinity<A>()) return {x < A(0) ? -Constants::kLargest : Constants::kLargest, x < A(0) ? A(0) : x};
+    return {x * (Constants::kLog2e / 4), A(1)};
   }
   BARACUDA_HD Map combine(Map l, Map r) const {
-    const bool swap = r.largest > l.largest;
-    const A high = swap ? r.largest : l.largest;
-    const A low = swap ? l.largest : r.largest;
-    const A scale = low == high ? A(1) : exp_of(low - high);
-    return {high, swap ? multiply_add(l.sum, scale, r.sum) : multiply_add(r.sum, scale, l.sum)};
+    const bool left = l.base >= r.base;
+    const A scale = scale_down(left ? l.base - r.base : r.base - l.base);
+    return {left ? l.base : r.base, left ? multiply_add(r.sum, scale, l.sum) : multiply_add(l.sum, scale, r.sum)};
   }
   BARACUDA_HD Value apply(Map map, Value value) const { return combine(value, map); }
-  BARACUDA_HD static Value insert(Value value, A x) {
-    const bool larger = x > value.largest;
-    const A difference = larger ? value.largest - x : x - value.largest;
-    A scale = x == value.largest ? A(1) : exp_of(difference);
-    if (x == -infinity<A>()) scale = A(0);
-    return {larger ? x : value.largest, larger ? multiply_add(value.sum, scale, A(1)) : value.sum + scale};
+  BARACUDA_HD static A log_of(Value value) {
+#if defined(__CUDA_ARCH__)
+    if constexpr (kCoarse) {
+      float log2;
+      asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(log2) : "f"(value.sum));
+      return multiply_add(log2, Constants::kLn16 / 4, value.base * Constants::kLn16);
+    }
+#endif
+    const A log = std::log(value.sum);
+    return multiply_add(value.base, Constants::kLn16, multiply_add(value.base, Constants::kLn16Rest, log));
   }
-  BARACUDA_HD static A log_sum(Value value) { return value.largest + log_of(value.sum); }
   BARACUDA_HD Value step(Value value, const Item &item, Result &result) const {
-    const Value after = insert(value, item.in[0]);
-    result.out[0] = log_sum(this->flags.exclusive ? value : after);
+    const Value after = combine(value, map(item));
+    result.out[0] = log_of(this->flags.exclusive ? value : after);
     return after;
+  }
+
+  // One base for neighbouring elements whose exponentials are all well within its range, so that
+  // each costs one exponential and one addition. Not a number where there is none.
+  template <int kCount, class Get>
+  BARACUDA_HD A common_base(const Get &get) const {
+    A largest = get(0);
+    A smallest = largest;
+#ifdef __CUDA_ARCH__
+#pragma unroll
+#endif
+    for (int i = 1; i < kCount; ++i) {
+      const A x = get(i);
+      // A NaN stays in neither, so it is looked for where the sum is.
+      largest = x > largest ? x : largest;
+      smallest = x < smallest ? x : smallest;
+    }
+    const bool near = largest - smallest <= A(40) && largest < Constants::kWhole && smallest > -Constants::kWhole;
+    return near ? base_for(largest) : A(NAN);
   }
 };
 
@@ -418,9 +490,7 @@ struct ExtremumGradientBasics : Basics<A, 1, A> {
     return {r.restarted ? r.sum : l.sum + r.sum, l.restarted | r.restarted};
   }
   BARACUDA_HD A apply(const Map &map, A value) const { return map.restarted ? map.sum : value + map.sum; }
-  BARACUDA_HD Map map_of(A dy, bool record) const {
-    return {this->flags.exclusive || !record ? dy : A(0), record};
-  }
+  BARACUDA_HD Map map_of(A dy, bool record) const { return {this->flags.exclusive || !record ? dy : A(0), record}; }
   BARACUDA_HD A step_of(A value, A dy, bool record, Result &result) const {
     const bool exclusive = this->flags.exclusive;
     const A sum = value + dy;

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "baracuda/scan.h"
-
 #include "runtime/plan.h"
 #include "runtime/workspace.h"
 #include "scan/scan.h"
@@ -30,7 +29,8 @@ class AxisPlan : public Plan {
     dtype_ = check_dtype("dtype", dtype).dtype;
     check_shape("shape", shape, dtype, shape_);
     if (axis < -shape_.rank || axis >= shape_.rank)
-      refuse("axis: expected ", -shape_.rank, " to ", shape_.rank - 1, " for shape ", to_string(shape_), ", got ", axis);
+      refuse("axis: expected ", -shape_.rank, " to ", shape_.rank - 1, " for shape ", to_string(shape_), ", got ",
+             axis);
     axis_ = int(axis < 0 ? axis + shape_.rank : axis);
     rows_shape_.rank = 0;
     for (int i = 0; i < shape_.rank; ++i)
@@ -48,8 +48,7 @@ class AxisPlan : public Plan {
     return dtype;
   }
   void check_length_for_indices() const {
-    if (length_ >= int64_t(kNoIndex))
-      unsupported(name_, ": shape: no kernel for indices along an axis of ", length_);
+    if (length_ >= int64_t(kNoIndex)) unsupported(name_, ": shape: no kernel for indices along an axis of ", length_);
   }
   void check_ties(int ties) const {
     if (ties != BARACUDA_TIES_FIRST && ties != BARACUDA_TIES_LAST) refuse("ties: expected first or last, got ", ties);
@@ -93,7 +92,12 @@ class AxisPlan : public Plan {
     const char *accumulator = exact || !is_floating(dtype_) ? (is_extremum(kind_) ? "none" : "int64")
                               : dtype_.bits == 64           ? "float64"
                                                             : "float32";
-    sku_ = {"scan", op, dtype_name(dtype_), given(aux) ? dtype_name(aux) : nullptr, "cpu", "cpu",
+    sku_ = {"scan",
+            op,
+            dtype_name(dtype_),
+            given(aux) ? dtype_name(aux) : nullptr,
+            "cpu",
+            "cpu",
             {exact || !is_floating(dtype_) ? "exact" : accumulator, accumulator, true, true}};
     path_ = shape_.count() == 0 ? "empty" : "rows";
     if constexpr (kWithCuda) {
@@ -138,11 +142,12 @@ class ScanPlan final : public AxisPlan {
     check_ties(desc.ties);
     const bool accumulates = kind_ == BARACUDA_CUMSUM || kind_ == BARACUDA_CUMPROD;
     const bool integral = !is_floating(dtype_);
-    DLDataType out = given(desc.out_dtype) ? check_dtype("out_dtype", desc.out_dtype).dtype
+    DLDataType out = given(desc.out_dtype)     ? check_dtype("out_dtype", desc.out_dtype).dtype
                      : accumulates && integral ? kInt64
                                                : dtype_;
     if (!accumulates && !(out == dtype_))
-      refuse("out_dtype: ", kKinds[kind_], " gives ", std::string(dtype_name(dtype_)), ", ", dtype_name(out), " was asked for");
+      refuse("out_dtype: ", kKinds[kind_], " gives ", std::string(dtype_name(dtype_)), ", ", dtype_name(out),
+             " was asked for");
     if (desc.indices && !is_extremum(kind_)) refuse("indices: ", kKinds[kind_], " has none");
     if (desc.ties != BARACUDA_TIES_FIRST && !is_extremum(kind_)) refuse("ties: ", kKinds[kind_], " has none");
     if (desc.has_h0 && kind_ != BARACUDA_LINEAR_RECURRENCE) refuse("has_h0: ", kKinds[kind_], " has no h0");
@@ -264,7 +269,8 @@ class ScanBackwardPlan final : public AxisPlan {
         break;
       default:
         operation = Operation::linear_recurrence_gradient;
-        operands_ = {{"dh", Role::in, dtype_, shape_}, {"a", Role::in, dtype_, shape_}, {"h", Role::in, dtype_, shape_}};
+        operands_ = {
+            {"dh", Role::in, dtype_, shape_}, {"a", Role::in, dtype_, shape_}, {"h", Role::in, dtype_, shape_}};
     }
     inputs_ = int(operands_.size());
     for (const OperandSpec &operand : operands_) bytes += bytes_of(operand.dtype);

@@ -246,9 +246,7 @@ def cumsum(
     >>> bc.cumsum(np.array([1.0, 2.0, 3.0])).tolist(), bc.cumsum(np.array([1, 2, 3]), exclusive=True).tolist()
     ([1.0, 3.0, 6.0], [0, 1, 3])
     """
-    return _scan(
-        "cumsum", x, out, stream, preference, axis=axis, reverse=reverse, exclusive=exclusive, out_dtype=dtype
-    )
+    return _scan("cumsum", x, out, stream, preference, axis=axis, reverse=reverse, exclusive=exclusive, out_dtype=dtype)
 
 
 def cumprod(

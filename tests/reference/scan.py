@@ -106,7 +106,9 @@ def gradient(
     return _back(dx, axis, reverse), _back(magnitude, axis, reverse)
 
 
-def linear_recurrence(a: Any, b: Any, axis: int, *, reverse: bool = False, h0: Any = 0.0) -> tuple[np.ndarray, np.ndarray]:
+def linear_recurrence(
+    a: Any, b: Any, axis: int, *, reverse: bool = False, h0: Any = 0.0
+) -> tuple[np.ndarray, np.ndarray]:
     """h, and the sums of the magnitudes of its terms."""
     a_, b_ = (_lines(np.asarray(v, np.float64), axis, reverse) for v in (a, b))
     h, magnitude = np.empty(a_.shape), np.empty(a_.shape)

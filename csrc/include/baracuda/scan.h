@@ -29,11 +29,11 @@ typedef struct baracuda_scan_desc {
   baracuda_shape shape;
   int64_t axis; /* negative: from the last */
   DLDataType dtype;
-  DLDataType out_dtype; /* of y; bits 0: int64 for sums and products of integers, else dtype */
-  int32_t reverse;      /* from the last element to the first */
-  int32_t exclusive;    /* each output leaves out its own element */
-  int32_t indices;      /* cummax and cummin: also where each extremum is */
-  int32_t ties;         /* baracuda_ties */
+  DLDataType out_dtype;   /* of y; bits 0: int64 for sums and products of integers, else dtype */
+  int32_t reverse;        /* from the last element to the first */
+  int32_t exclusive;      /* each output leaves out its own element */
+  int32_t indices;        /* cummax and cummin: also where each extremum is */
+  int32_t ties;           /* baracuda_ties */
   DLDataType index_dtype; /* int32 or int64; bits 0: int64 */
   int32_t has_h0;
 } baracuda_scan_desc;
