@@ -74,7 +74,9 @@ class CudaArray(Array):
     def ours(self) -> Any:
         if self._axes == tuple(range(len(self.shape))):
             return self._tensor
-        return _StridedView(self._tensor, self.shape, self._strides(), numpy_dtype(self.dtype))
+        dtype = numpy_dtype(self.dtype)
+        # The CUDA array interface has no names for what NumPy has none for.
+        return self.torch() if dtype.isbuiltin != 1 else _StridedView(self._tensor, self.shape, self._strides(), dtype)
 
     def _strides(self) -> tuple[int, ...]:
         size = numpy_dtype(self.dtype).itemsize

@@ -5,7 +5,9 @@
 #include <cstddef>
 #include <iterator>
 
+#include "baracuda/kv_cache.h"
 #include "baracuda/layout.h"
+#include "baracuda/pooling.h"
 #include "baracuda/scan.h"
 
 namespace {
@@ -24,6 +26,95 @@ constexpr baracuda_field kWriteSlice[] = {
     {"dtype", BARACUDA_FIELD_DTYPE, offsetof(baracuda_write_slice_desc, dtype), nullptr},
     {"overlap", BARACUDA_FIELD_CHOICE, offsetof(baracuda_write_slice_desc, overlap), kOverlaps},
 };
+
+constexpr const char *kBounds[] = {"drop", "clamp", nullptr};
+constexpr const char *kGradients[] = {"both", "dest", "source", nullptr};
+
+constexpr baracuda_field kDynamicWriteSlice[] = {
+    {"dest_shape", BARACUDA_FIELD_SHAPE, offsetof(baracuda_dynamic_write_slice_desc, dest_shape), nullptr},
+    {"block_shape", BARACUDA_FIELD_SHAPE, offsetof(baracuda_dynamic_write_slice_desc, block_shape), nullptr},
+    {"dtype", BARACUDA_FIELD_DTYPE, offsetof(baracuda_dynamic_write_slice_desc, dtype), nullptr},
+    {"index_dtype", BARACUDA_FIELD_DTYPE, offsetof(baracuda_dynamic_write_slice_desc, index_dtype), nullptr},
+    {"batched", BARACUDA_FIELD_BOOL, offsetof(baracuda_dynamic_write_slice_desc, batched), nullptr},
+    {"bounds", BARACUDA_FIELD_CHOICE, offsetof(baracuda_dynamic_write_slice_desc, bounds), kBounds},
+    {"advance_axis", BARACUDA_FIELD_INT64, offsetof(baracuda_dynamic_write_slice_desc, advance_axis), nullptr},
+};
+
+using DynamicBackward = baracuda_dynamic_write_slice_backward_desc;
+constexpr baracuda_field kDynamicWriteSliceBackward[] = {
+    {"dest_shape", BARACUDA_FIELD_SHAPE, offsetof(DynamicBackward, dest_shape), nullptr},
+    {"block_shape", BARACUDA_FIELD_SHAPE, offsetof(DynamicBackward, block_shape), nullptr},
+    {"dtype", BARACUDA_FIELD_DTYPE, offsetof(DynamicBackward, dtype), nullptr},
+    {"index_dtype", BARACUDA_FIELD_DTYPE, offsetof(DynamicBackward, index_dtype), nullptr},
+    {"batched", BARACUDA_FIELD_BOOL, offsetof(DynamicBackward, batched), nullptr},
+    {"bounds", BARACUDA_FIELD_CHOICE, offsetof(DynamicBackward, bounds), kBounds},
+    {"gradients", BARACUDA_FIELD_CHOICE, offsetof(DynamicBackward, gradients), kGradients},
+};
+
+// The two descriptors have the same fields.
+template <class Descriptor>
+constexpr baracuda_field kKvCache[] = {
+    {"tokens", BARACUDA_FIELD_INT64, offsetof(Descriptor, tokens), nullptr},
+    {"heads", BARACUDA_FIELD_INT64, offsetof(Descriptor, heads), nullptr},
+    {"dim", BARACUDA_FIELD_INT64, offsetof(Descriptor, dim), nullptr},
+    {"blocks", BARACUDA_FIELD_INT64, offsetof(Descriptor, blocks), nullptr},
+    {"block_size", BARACUDA_FIELD_INT64, offsetof(Descriptor, block_size), nullptr},
+    {"dtype", BARACUDA_FIELD_DTYPE, offsetof(Descriptor, dtype), nullptr},
+    {"cache_dtype", BARACUDA_FIELD_OPTIONAL_DTYPE, offsetof(Descriptor, cache_dtype), nullptr},
+    {"index_dtype", BARACUDA_FIELD_DTYPE, offsetof(Descriptor, index_dtype), nullptr},
+};
+constexpr auto &kKvCacheAppend = kKvCache<baracuda_kv_cache_append_desc>;
+constexpr auto &kKvCacheGather = kKvCache<baracuda_kv_cache_gather_desc>;
+
+constexpr const char *kPlacements[] = {"even", "torch", nullptr};
+constexpr const char *kIndexBases[] = {"tensor", "plane", nullptr};
+
+constexpr baracuda_field field_of(const char *name, baracuda_field_kind kind, size_t offset,
+                                  const char *const *choices = nullptr) {
+  return {name, kind, offset, choices};
+}
+
+// The four descriptors of pooling share most of their fields.
+#define BARACUDA_POOL_FIELD(Desc, kind, name) field_of(#name, BARACUDA_FIELD_##kind, offsetof(Desc, name))
+#define BARACUDA_POOL_PLANES(Desc) BARACUDA_POOL_FIELD(Desc, INT64, batch), BARACUDA_POOL_FIELD(Desc, INT64, channels)
+#define BARACUDA_POOL_EXTENTS_2D(Desc)                                                        \
+  BARACUDA_POOL_FIELD(Desc, INT64, h_in), BARACUDA_POOL_FIELD(Desc, INT64, w_in),             \
+      BARACUDA_POOL_FIELD(Desc, INT64, window_h), BARACUDA_POOL_FIELD(Desc, INT64, window_w), \
+      BARACUDA_POOL_FIELD(Desc, INT64, h_out), BARACUDA_POOL_FIELD(Desc, INT64, w_out)
+#define BARACUDA_POOL_EXTENTS_3D(Desc)                                                        \
+  BARACUDA_POOL_FIELD(Desc, INT64, d_in), BARACUDA_POOL_FIELD(Desc, INT64, h_in),             \
+      BARACUDA_POOL_FIELD(Desc, INT64, w_in), BARACUDA_POOL_FIELD(Desc, INT64, window_d),     \
+      BARACUDA_POOL_FIELD(Desc, INT64, window_h), BARACUDA_POOL_FIELD(Desc, INT64, window_w), \
+      BARACUDA_POOL_FIELD(Desc, INT64, d_out), BARACUDA_POOL_FIELD(Desc, INT64, h_out),       \
+      BARACUDA_POOL_FIELD(Desc, INT64, w_out)
+#define BARACUDA_POOL_RULES(Desc)                                                           \
+  BARACUDA_POOL_FIELD(Desc, DTYPE, dtype),                                                  \
+      field_of("placement", BARACUDA_FIELD_CHOICE, offsetof(Desc, placement), kPlacements), \
+      field_of("index_base", BARACUDA_FIELD_CHOICE, offsetof(Desc, index_base), kIndexBases)
+#define BARACUDA_POOL_FORWARD(Desc)                                                                 \
+  BARACUDA_POOL_FIELD(Desc, OPTIONAL_DTYPE, index_dtype), BARACUDA_POOL_FIELD(Desc, BOOL, samples), \
+      BARACUDA_POOL_FIELD(Desc, INT64, seed), BARACUDA_POOL_FIELD(Desc, OPTIONAL_DTYPE, samples_dtype)
+#define BARACUDA_POOL_BACKWARD(Desc) \
+  BARACUDA_POOL_FIELD(Desc, DTYPE, index_dtype), BARACUDA_POOL_FIELD(Desc, BOOL, accumulate)
+
+constexpr baracuda_field kFractionalMaxPool2d[] = {BARACUDA_POOL_PLANES(baracuda_fractional_max_pool2d_desc),
+                                                   BARACUDA_POOL_EXTENTS_2D(baracuda_fractional_max_pool2d_desc),
+                                                   BARACUDA_POOL_RULES(baracuda_fractional_max_pool2d_desc),
+                                                   BARACUDA_POOL_FORWARD(baracuda_fractional_max_pool2d_desc)};
+constexpr baracuda_field kFractionalMaxPool2dBackward[] = {
+    BARACUDA_POOL_PLANES(baracuda_fractional_max_pool2d_backward_desc),
+    BARACUDA_POOL_EXTENTS_2D(baracuda_fractional_max_pool2d_backward_desc),
+    BARACUDA_POOL_RULES(baracuda_fractional_max_pool2d_backward_desc),
+    BARACUDA_POOL_BACKWARD(baracuda_fractional_max_pool2d_backward_desc)};
+constexpr baracuda_field kFractionalMaxPool3d[] = {BARACUDA_POOL_PLANES(baracuda_fractional_max_pool3d_desc),
+                                                   BARACUDA_POOL_EXTENTS_3D(baracuda_fractional_max_pool3d_desc),
+                                                   BARACUDA_POOL_RULES(baracuda_fractional_max_pool3d_desc),
+                                                   BARACUDA_POOL_FORWARD(baracuda_fractional_max_pool3d_desc)};
+constexpr baracuda_field kFractionalMaxPool3dBackward[] = {
+    BARACUDA_POOL_PLANES(baracuda_fractional_max_pool3d_backward_desc),
+    BARACUDA_POOL_EXTENTS_3D(baracuda_fractional_max_pool3d_backward_desc),
+    BARACUDA_POOL_RULES(baracuda_fractional_max_pool3d_backward_desc),
+    BARACUDA_POOL_BACKWARD(baracuda_fractional_max_pool3d_backward_desc)};
 
 constexpr const char *kScanKinds[] = {"cumsum",       "cumprod",           "cummax", "cummin",
                                       "logcumsumexp", "linear_recurrence", nullptr};
@@ -60,6 +151,30 @@ constexpr baracuda_field kScanBackward[] = {
 constexpr baracuda_operator kOperators[] = {
     {"write_slice", "WriteSlicePlan", "layout", sizeof(baracuda_write_slice_desc), kWriteSlice, std::size(kWriteSlice),
      create<baracuda_write_slice_desc, baracuda_write_slice_plan_create>},
+    {"dynamic_write_slice", "DynamicWriteSlicePlan", "layout", sizeof(baracuda_dynamic_write_slice_desc),
+     kDynamicWriteSlice, std::size(kDynamicWriteSlice),
+     create<baracuda_dynamic_write_slice_desc, baracuda_dynamic_write_slice_plan_create>},
+    {"dynamic_write_slice_backward", "DynamicWriteSliceBackwardPlan", "layout", sizeof(DynamicBackward),
+     kDynamicWriteSliceBackward, std::size(kDynamicWriteSliceBackward),
+     create<DynamicBackward, baracuda_dynamic_write_slice_backward_plan_create>},
+    {"kv_cache_append", "KvCacheAppendPlan", "kv_cache", sizeof(baracuda_kv_cache_append_desc), kKvCacheAppend,
+     std::size(kKvCacheAppend), create<baracuda_kv_cache_append_desc, baracuda_kv_cache_append_plan_create>},
+    {"kv_cache_gather", "KvCacheGatherPlan", "kv_cache", sizeof(baracuda_kv_cache_gather_desc), kKvCacheGather,
+     std::size(kKvCacheGather), create<baracuda_kv_cache_gather_desc, baracuda_kv_cache_gather_plan_create>},
+    {"fractional_max_pool2d", "FractionalMaxPool2dPlan", "pooling", sizeof(baracuda_fractional_max_pool2d_desc),
+     kFractionalMaxPool2d, std::size(kFractionalMaxPool2d),
+     create<baracuda_fractional_max_pool2d_desc, baracuda_fractional_max_pool2d_plan_create>},
+    {"fractional_max_pool3d", "FractionalMaxPool3dPlan", "pooling", sizeof(baracuda_fractional_max_pool3d_desc),
+     kFractionalMaxPool3d, std::size(kFractionalMaxPool3d),
+     create<baracuda_fractional_max_pool3d_desc, baracuda_fractional_max_pool3d_plan_create>},
+    {"fractional_max_pool2d_backward", "FractionalMaxPool2dBackwardPlan", "pooling",
+     sizeof(baracuda_fractional_max_pool2d_backward_desc), kFractionalMaxPool2dBackward,
+     std::size(kFractionalMaxPool2dBackward),
+     create<baracuda_fractional_max_pool2d_backward_desc, baracuda_fractional_max_pool2d_backward_plan_create>},
+    {"fractional_max_pool3d_backward", "FractionalMaxPool3dBackwardPlan", "pooling",
+     sizeof(baracuda_fractional_max_pool3d_backward_desc), kFractionalMaxPool3dBackward,
+     std::size(kFractionalMaxPool3dBackward),
+     create<baracuda_fractional_max_pool3d_backward_desc, baracuda_fractional_max_pool3d_backward_plan_create>},
     {"scan", "ScanPlan", "scan", sizeof(baracuda_scan_desc), kScan, std::size(kScan),
      create<baracuda_scan_desc, baracuda_scan_plan_create>},
     {"scan_backward", "ScanBackwardPlan", "scan", sizeof(baracuda_scan_backward_desc), kScanBackward,

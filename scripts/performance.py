@@ -52,6 +52,12 @@ NOTHING = "\nNo results have been committed yet.\n"
 
 #: What the rows of a family are.
 NOTES = {
+    "kv_cache": """\
+*decode* appends the keys and values of one token for each sequence of a batch to pages that are anywhere,
+*prefill* those of whole prompts; shapes are (tokens, heads, dim). No peer converts on the way. *dynamic_write_slice*
+writes one token for each sequence into a dense cache, at positions that are on the device: the same for all
+(torch's slice has its position frozen at capture) or *ragged*.
+""",
     "layout": """\
 *block* writes a square block into a square of twice its extents, *kv64* writes 64 positions into a key/value
 cache, *whole* and *chunk* write contiguous memory, *transposed* reads a transposed source, and *channels_last*

@@ -93,9 +93,39 @@ def poisoned_workspace(plan: bc.Plan) -> bc.Tensor:
     return bc.asarray(np.full(plan.workspace_size, 0x7F, np.uint8), plan.device)
 
 
+def samples(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    """Numbers in [0, 1)."""
+    return rng.random(shape, np.float32).astype(DTYPES[dtype].numpy)
+
+
+def below(count: int) -> Callable[[np.random.Generator, tuple[int, ...], str], np.ndarray]:
+    """Integers from 0 to `count` - 1."""
+    return lambda rng, shape, dtype: rng.integers(0, count, shape, DTYPES[dtype].numpy)
+
+
 def _window(shape: tuple[int, ...]) -> list[tuple[int, int]]:
     return [(extent // 4, extent - extent // 3) for extent in shape]
 
+
+def _starts(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    """For blocks of half the extent; some reach outside. Column 0 of batched starts is 0."""
+    starts = rng.integers(-1, 5, shape).astype(dtype)
+    if len(shape) == 2:
+        starts[:, 0] = 0
+    return starts
+
+
+def _slots(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    """For caches of 24 places: some slots are outside and some come twice."""
+    return rng.integers(-2, 27, shape).astype(dtype)
+
+
+def _scale(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    return rng.uniform(0.1, 3.0, shape).astype(dtype)
+
+
+_KV_CACHE = {"tokens": 21, "heads": 3, "dim": 16, "blocks": 6, "block_size": 4}
+_KV_VALUES = {"slot_mapping": _slots, "key_scale": _scale, "value_scale": _scale}
 
 PROBLEMS: list[Problem] = [
     Problem(
@@ -109,6 +139,77 @@ PROBLEMS: list[Problem] = [
         ("int4", (7, 41), "refuse"),
         ("float64", (300, 700), "refuse"),
         ("float16", (12, 50), "stage"),
+    )
+]
+PROBLEMS += [
+    Problem(
+        f"dynamic_write_slice {dtype} {bounds}{' batched' if batched else ''}{' advancing' if advance > 0 else ''}",
+        bc.DynamicWriteSlicePlan,
+        {
+            "dest_shape": (3, 9, 40),
+            "block_shape": (3, 4, 20),
+            "dtype": dtype,
+            "batched": batched,
+            "bounds": bounds,
+            "advance_axis": advance,
+        },
+        {"starts": _starts},
+    )
+    for dtype, bounds, batched, advance in (
+        ("float32", "drop", False, -1),
+        ("int4", "clamp", True, -1),
+        ("bfloat16", "clamp", True, 1),
+    )
+]
+PROBLEMS += [
+    Problem(
+        f"dynamic_write_slice_backward {dtype} {gradients}",
+        bc.DynamicWriteSliceBackwardPlan,
+        {"dest_shape": (3, 9, 40), "block_shape": (3, 4, 20), "dtype": dtype, "gradients": gradients},
+        {"starts": _starts},
+    )
+    for dtype, gradients in (("float32", "both"), ("complex64", "source"))
+]
+PROBLEMS += [
+    Problem(
+        f"{operator} {dtype} {cache_dtype or ''}".strip(),
+        plan,
+        {**_KV_CACHE, "dtype": dtype, "cache_dtype": cache_dtype, "index_dtype": index_dtype},
+        _KV_VALUES,
+    )
+    for operator, plan in (("kv_cache_append", bc.KvCacheAppendPlan), ("kv_cache_gather", bc.KvCacheGatherPlan))
+    for dtype, cache_dtype, index_dtype in (
+        ("bfloat16", None, "int64"),
+        ("float32", "float8_e4m3fn", "int32"),
+    )
+]
+PROBLEMS += [
+    Problem(
+        f"kv_cache_append many {dtype} {cache_dtype or ''}".strip(),
+        bc.KvCacheAppendPlan,
+        {**_KV_CACHE, "tokens": 2100, "dtype": dtype, "cache_dtype": cache_dtype},
+        _KV_VALUES,
+    )
+    for dtype, cache_dtype in (("float32", None), ("bfloat16", "float8_e5m2"))
+]
+
+_POOL_2D = {"batch": 2, "channels": 3, "h_in": 14, "w_in": 37, "window_h": 2, "window_w": 3, "h_out": 9, "w_out": 24}
+_POOL_3D = {"batch": 1, "channels": 3, "d_in": 6, "h_in": 9, "w_in": 35, "window_d": 2, "window_h": 2, "window_w": 2,
+            "d_out": 4, "h_out": 6, "w_out": 21}  # fmt: skip
+
+PROBLEMS += [
+    Problem(
+        f"{plan.__name__.removesuffix('Plan')} {dtype} {change}",
+        plan,
+        {**sizes, "dtype": dtype, **change},
+        {"random_samples": samples, "indices": below(cells)},
+    )
+    for plan, sizes, cells, dtype, change in (
+        (bc.FractionalMaxPool2dPlan, _POOL_2D, 0, "float32", {}),
+        (bc.FractionalMaxPool2dPlan, _POOL_2D, 0, "bfloat16", {"samples": False, "seed": 7, "index_dtype": "int32"}),
+        (bc.FractionalMaxPool3dPlan, _POOL_3D, 0, "float16", {"placement": "torch", "index_base": "plane"}),
+        (bc.FractionalMaxPool2dBackwardPlan, _POOL_2D, 2 * 3 * 14 * 37, "float32", {}),
+        (bc.FractionalMaxPool3dBackwardPlan, _POOL_3D, 3 * 6 * 9 * 35, "bfloat16", {"accumulate": True}),
     )
 ]
 

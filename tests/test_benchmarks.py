@@ -106,3 +106,9 @@ def test_kv_cache_example() -> None:
     output = run("examples/kv_cache.py")
     assert "All 5 caches are what NumPy has" in output
     assert len(output.splitlines()) < 30
+
+
+def test_paged_decoder_example() -> None:
+    output = run("examples/paged_decoder.py")
+    assert "every step agrees with the dense cache" in output
+    assert len(output.splitlines()) < 30

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Moving elements: writing a block into a tensor in place."""
+"""Moving elements: writing a block into a tensor in place, where the host or the device says."""
 
 from __future__ import annotations
 
@@ -10,12 +10,25 @@ from numbers import Integral
 from types import EllipsisType
 from typing import Any, ClassVar, Literal, TypeVar
 
+import numpy as np
+
 from baracuda import _core
 from baracuda._base import Descriptor, Plan, cached_plan
+from baracuda._outputs import new_output, returned
 from baracuda.errors import InvalidProblemError
 from baracuda.plan import PlanPreference
 
-__all__ = ["WriteSliceDescriptor", "WriteSlicePlan", "write_slice"]
+__all__ = [
+    "DynamicWriteSliceBackwardDescriptor",
+    "DynamicWriteSliceBackwardPlan",
+    "DynamicWriteSliceDescriptor",
+    "DynamicWriteSlicePlan",
+    "WriteSliceDescriptor",
+    "WriteSlicePlan",
+    "dynamic_update_slice",
+    "dynamic_update_slice_backward",
+    "write_slice",
+]
 
 T = TypeVar("T")
 
@@ -160,3 +173,220 @@ def _range(entry: Any, extent: int, axis: int) -> tuple[int, int]:
             f"write_slice: ranges: expected (start, end) or a slice on axis {axis}, got {entry!r}"
         ) from None
     return operator.index(start), operator.index(end)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DynamicWriteSliceDescriptor(Descriptor, operator="dynamic_write_slice"):
+    """The problem of :class:`DynamicWriteSlicePlan`.
+
+    Attributes:
+        dest_shape: extents of the destination, in elements, rank 1 to 8.
+        block_shape: extents of the source, as many; with ``bounds="clamp"`` none is larger than the destination's.
+        dtype: any dtype of the library, int4 and uint4 included.
+        index_dtype: of the starts, ``"int32"`` or ``"int64"``.
+        batched: each entry of the leading axis has starts of its own.
+        bounds: ``"drop"`` elements that would fall outside, or ``"clamp"`` the start, so that the whole block
+            is inside.
+        advance_axis: the axis whose starts grow by the block's extent after the write, or -1: none.
+    """
+
+    dest_shape: Sequence[int]
+    block_shape: Sequence[int]
+    dtype: Any
+    index_dtype: Any = "int32"
+    batched: bool = False
+    bounds: Literal["drop", "clamp"] = "drop"
+    advance_axis: int = -1
+
+
+class DynamicWriteSlicePlan(Plan):
+    """``dest[start:start + extent, ...] = source``, in place, with starts that are read on the device.
+
+    A captured CUDA graph thus writes at a new place in every replay. No start can make it write outside of
+    the destination, and none is an error: what is outside is dropped, or the start is clamped to
+    ``0 <= start <= dest extent - block extent``. Negative starts don't count from the back.
+
+    Operands of ``run``:
+        dest (inout): shape ``dest_shape``, any strides whose elements do not overlap.
+        source (in): shape ``block_shape``, any strides.
+        starts (in): ``index_dtype``, shape ``[rank]``. With ``batched``, shape ``[leading extent, rank]``: entry
+            ``i`` of ``source`` goes into entry ``i`` of ``dest`` by row ``i``. Its first column is 0; with
+            ``bounds="drop"`` any other number there leaves the entry out. With ``advance_axis`` it is an inout.
+
+    int4 and uint4 are packed as in :class:`WriteSlicePlan`; a start may lie within a byte, and the other half
+    of that byte is kept. ``path`` is ``"runs"``, ``"elements"`` (blocks whose rows are short) or ``"empty"``.
+
+    Starts that advance stop at the largest index of their dtype. Advancing is a second, tiny launch.
+
+    >>> import numpy as np, baracuda as bc
+    >>> plan = bc.DynamicWriteSlicePlan(
+    ...     dest_shape=(6,), block_shape=(2,), dtype="int32", advance_axis=0, device="cpu")
+    >>> dest, position = np.zeros(6, np.int32), np.array([1], np.int32)
+    >>> for step in (1, 2):
+    ...     plan.run(dest=dest, source=np.full(2, step, np.int32), starts=position)
+    >>> dest.tolist(), position.tolist()
+    ([0, 1, 1, 2, 2, 0], [5])
+    """
+
+    Descriptor: ClassVar[type[Any]] = DynamicWriteSliceDescriptor
+
+
+@dataclass(frozen=True, kw_only=True)
+class DynamicWriteSliceBackwardDescriptor(Descriptor, operator="dynamic_write_slice_backward"):
+    """The problem of :class:`DynamicWriteSliceBackwardPlan`.
+
+    Attributes:
+        dest_shape: of the gradient of the result.
+        block_shape: of the source, as in :class:`DynamicWriteSliceDescriptor`.
+        dtype: any dtype of the library but int4 and uint4.
+        index_dtype: of the starts, ``"int32"`` or ``"int64"``.
+        batched: each entry of the leading axis has starts of its own.
+        bounds: as in the forward pass.
+        gradients: ``"both"``, ``"dest"`` or ``"source"``.
+    """
+
+    dest_shape: Sequence[int]
+    block_shape: Sequence[int]
+    dtype: Any
+    index_dtype: Any = "int32"
+    batched: bool = False
+    bounds: Literal["drop", "clamp"] = "drop"
+    gradients: Literal["both", "dest", "source"] = "both"
+
+
+class DynamicWriteSliceBackwardPlan(Plan):
+    """The gradients of :class:`DynamicWriteSlicePlan`, as a function of ``dest`` and ``source``.
+
+    Operands of ``run``:
+        grad (in): the gradient of the result, shape ``dest_shape``.
+        starts (in): as in the forward pass, before they advanced.
+        d_dest (out): shape ``dest_shape``: ``grad`` with the window zeroed. May be ``grad`` itself.
+        d_source (out): shape ``block_shape``: the window of ``grad``; zeros for elements that were dropped.
+
+    ``gradients`` says which of the two there are; the other is no operand then. No arithmetic is done.
+
+    >>> import numpy as np, baracuda as bc
+    >>> plan = bc.DynamicWriteSliceBackwardPlan(dest_shape=(4,), block_shape=(2,), dtype="int32", device="cpu")
+    >>> grad, d_source = np.array([5, 6, 7, 8], np.int32), np.empty(2, np.int32)
+    >>> plan.run(grad=grad, starts=np.array([3], np.int32), d_dest=grad, d_source=d_source)
+    >>> grad.tolist(), d_source.tolist()
+    ([5, 6, 7, 0], [8, 0])
+    """
+
+    Descriptor: ClassVar[type[Any]] = DynamicWriteSliceBackwardDescriptor
+
+
+def dynamic_update_slice(
+    dest: T,
+    source: Any,
+    starts: Any,
+    *,
+    bounds: Literal["drop", "clamp"] = "drop",
+    dtype: Any = None,
+    dest_shape: Sequence[int] | None = None,
+    block_shape: Sequence[int] | None = None,
+    advance_axis: int = -1,
+    stream: Any = None,
+    preference: PlanPreference | None = None,
+) -> T:
+    """Assigns a block in place at starts that may be on the device: ``dest[start:start + extent, ...] = source``.
+
+    Args:
+        dest: the tensor to write into: NumPy, torch, CuPy or anything of DLPack, on the CPU or a GPU.
+        source: a tensor of dest's rank, dtype and device.
+        starts: an int32 or int64 tensor on dest's device, ``[rank]``, or ``[leading extent, rank]`` for starts
+            of each entry's own. Lists of integers are taken, too; for a GPU they are copied there, which waits.
+        bounds: ``"drop"`` elements that would fall outside, or ``"clamp"`` the start, as
+            ``jax.lax.dynamic_update_slice`` does. A negative start doesn't count from the back.
+        dtype: ``"int4"`` or ``"uint4"`` for packed bytes; else it is ``dest``'s.
+        dest_shape, block_shape: the shapes in elements, for packed bytes; else they are the tensors'.
+        advance_axis: the axis whose starts grow by the block's extent after the write, or -1: none.
+        stream: see :meth:`baracuda.Plan.run`.
+        preference: what the selection of the kernel must keep to.
+
+    Returns:
+        ``dest``.
+
+    >>> import numpy as np, baracuda as bc
+    >>> bc.dynamic_update_slice(np.zeros(5, np.int8), np.ones(3, np.int8), [4]).tolist()
+    [0, 0, 0, 0, 1]
+    >>> bc.dynamic_update_slice(np.zeros(5, np.int8), np.ones(3, np.int8), [4], bounds="clamp").tolist()
+    [0, 0, 1, 1, 1]
+    """
+    own_shape, own_dtype, device = _core.describe(dest, "dynamic_update_slice: dest")
+    source_shape = _core.describe(source, "dynamic_update_slice: source")[0]
+    starts, starts_shape, index_dtype = _starts(starts, device, stream, "dynamic_update_slice")
+    plan = cached_plan(
+        DynamicWriteSlicePlan,
+        device,
+        preference,
+        dest_shape=own_shape if dest_shape is None else tuple(dest_shape),
+        block_shape=source_shape if block_shape is None else tuple(block_shape),
+        dtype=own_dtype if dtype is None else dtype,
+        index_dtype=index_dtype,
+        batched=len(starts_shape) == 2,
+        bounds=bounds,
+        advance_axis=advance_axis,
+    )
+    plan.run(dest=dest, source=source, starts=starts, stream=stream)
+    return dest
+
+
+def dynamic_update_slice_backward(
+    grad: Any,
+    starts: Any,
+    block_shape: Sequence[int],
+    *,
+    bounds: Literal["drop", "clamp"] = "drop",
+    stream: Any = None,
+    preference: PlanPreference | None = None,
+) -> tuple[Any, Any]:
+    """The gradients of :func:`dynamic_update_slice`, seen as a function of ``dest`` and ``source``.
+
+    Args:
+        grad: the gradient of the result.
+        starts: as in the forward pass.
+        block_shape: the source's shape.
+        bounds: as in the forward pass.
+        stream: see :meth:`baracuda.Plan.run`.
+        preference: what the selection of the kernel must keep to.
+
+    Returns:
+        ``(d_dest, d_source)``: ``grad`` with the window zeroed; the window, with zeros where the source was
+        dropped. New arrays of the kind of ``grad``.
+
+    >>> import numpy as np, baracuda as bc
+    >>> d_dest, d_source = bc.dynamic_update_slice_backward(np.arange(1.0, 6.0), [3], (3,))
+    >>> d_dest.tolist(), d_source.tolist()
+    ([1.0, 2.0, 3.0, 0.0, 0.0], [4.0, 5.0, 0.0])
+    """
+    shape, dtype, device = _core.describe(grad, "dynamic_update_slice_backward: grad")
+    starts, starts_shape, index_dtype = _starts(starts, device, stream, "dynamic_update_slice_backward")
+    block = tuple(operator.index(extent) for extent in block_shape)
+    plan = cached_plan(
+        DynamicWriteSliceBackwardPlan,
+        device,
+        preference,
+        dest_shape=shape,
+        block_shape=block,
+        dtype=dtype,
+        index_dtype=index_dtype,
+        batched=len(starts_shape) == 2,
+        bounds=bounds,
+    )
+    d_dest = new_output(grad, shape, dtype, device, stream)
+    d_source = new_output(grad, block, dtype, device, stream)
+    plan.run(grad=grad, starts=starts, d_dest=d_dest, d_source=d_source, stream=stream)
+    return returned(d_dest, grad), returned(d_source, grad)
+
+
+def _starts(starts: Any, device: str, stream: Any, where: str) -> tuple[Any, tuple[int, ...], str]:
+    """Starts as a tensor on the device, their shape and dtype."""
+    if isinstance(starts, (list, tuple)):
+        host = np.array(starts, np.int64)
+        starts = host
+        if device != "cpu":
+            starts = _core.empty(host.shape, "int64", device, stream)
+            _core.upload(starts, host)
+    shape, dtype, _ = _core.describe(starts, f"{where}: starts")
+    return starts, shape, dtype

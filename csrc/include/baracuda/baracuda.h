@@ -2,10 +2,12 @@
 #ifndef BARACUDA_BARACUDA_H_
 #define BARACUDA_BARACUDA_H_
 
+#include "kv_cache.h"   // IWYU pragma: export
 #include "layout.h"     // IWYU pragma: export
 #include "memory.h"     // IWYU pragma: export
 #include "operators.h"  // IWYU pragma: export
 #include "plan.h"       // IWYU pragma: export
+#include "pooling.h"    // IWYU pragma: export
 #include "scan.h"       // IWYU pragma: export
 #include "status.h"     // IWYU pragma: export
 

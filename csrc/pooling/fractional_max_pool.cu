@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <bit>
+#include <cstdlib>
+
+#include "pooling/fractional_max_pool_launch.cuh"
+
+namespace baracuda {
+
+extern template void fractional_max_pool_cuda_of<float16>(const PoolForward &, Stream);
+extern template void fractional_max_pool_cuda_of<bfloat16>(const PoolForward &, Stream);
+extern template void fractional_max_pool_cuda_of<float>(const PoolForward &, Stream);
+extern template void fractional_max_pool_cuda_of<double>(const PoolForward &, Stream);
+extern template void fractional_max_pool_backward_cuda_of<float16>(const PoolBackward &, Stream);
+extern template void fractional_max_pool_backward_cuda_of<bfloat16>(const PoolBackward &, Stream);
+extern template void fractional_max_pool_backward_cuda_of<float>(const PoolBackward &, Stream);
+extern template void fractional_max_pool_backward_cuda_of<double>(const PoolBackward &, Stream);
+
+namespace {
+
+constexpr int64_t kNarrowLimit = int64_t(1) << 31;
+
+// Ends a kernel that has nothing to do; the architecture of its machine code is that of all.
+__global__ void arch_probe() {}
+
+size_t real_size(DLDataType dtype) { return dtype == DTypeOf<double>::value ? sizeof(double) : sizeof(float); }
+
+}  // namespace
+
+PoolRowsShape pool_rows_shape(const PoolProblem &problem, size_t real_size) {
+  constexpr size_t kMostShared = 16 * 1024;
+  PoolRowsShape shape;
+  const int64_t fast = problem.axis[kFast].out;
+  const int64_t rows_of_plane = int64_t(problem.axis[kSlow].out) * problem.axis[kMiddle].out;
+  // Positions within a plane are 32-bit there.
+  if (problem.out_plane() >= kNarrowLimit || problem.in_plane() >= kNarrowLimit) return shape;
+  // What a block works out before it begins is worth many outputs; but there should be blocks for all.
+  constexpr int64_t kWantedBlocks = int64_t(132) * kPoolBlocks * 2;
+  const int64_t total = problem.planes() * problem.out_plane();
+  int32_t most = 4096;
+  while (most > 1024 && total / most < kWantedBlocks) most /= 2;
+  for (int32_t outputs = most; outputs >= 256; outputs /= 2) {
+    const int64_t rows = (outputs + fast - 2) / fast + 1;
+    const int64_t planes = (rows + rows_of_plane - 2) / rows_of_plane + 1;
+    const size_t shared = size_t(rows) * (sizeof(PoolRow<float>) + sizeof(int32_t)) +
+                          size_t(planes) * (kPoolAxes * real_size + size_t(fast) * sizeof(int32_t));
+    if (shared > kMostShared) continue;
+    shape = {outputs, int32_t(rows), int32_t(planes), shared};
+    break;
+  }
+  return shape;
+}
+
+PoolTilesShape pool_tiles_shape(const PoolProblem &problem, size_t real_size, bool unit) {
+  constexpr int64_t kMostSums = 64 * 1024;
+  constexpr int64_t kMostSpans = 2048;
+  constexpr int64_t kMostGather = 64;
+  constexpr int64_t kMostRows = 16;
+  PoolTilesShape shape;
+  const PoolAxis *axis = problem.axis;
+  const bool flat = pool_is_flat(problem);
+  const int64_t rows = flat ? 1 : kTileRows;
+  const int64_t slots = int64_t(std::bit_ceil(uint64_t(window_reach(axis[kSlow]))));
+  const int64_t sums = slots * rows * kTileColumns * kTileThreads * int64_t(real_size);
+  const int64_t out_rows = windows_over_most(axis[kMiddle], rows);
+  const int64_t gather = windows_over_most(axis[kFast], kTileColumns);
+  // A row of one cell has no quotients to speak of.
+  if (problem.in_plane() >= kNarrowLimit || problem.out_plane() >= kNarrowLimit || axis[kFast].in < 2 ||
+      sums > kMostSums || gather > kMostGather || out_rows > kMostRows)
+    return shape;
+  shape.chunked = gather > kTileGather;
+  shape.chunks = shape.chunked ? int32_t(ceil_div(gather, kTileMostGather)) : 1;
+  const int64_t rows_bytes = flat ? 0 : out_rows * kTileThreads * int64_t(sizeof(PoolTileRow));
+  const int64_t columns_bytes = shape.chunks * kTileThreads * int64_t(sizeof(uint32_t));
+  // Long strips read few outputs twice; but there should be blocks for all multiprocessors, and the last ones
+  // should end together. All blocks take as long as each other, so the cost is the outputs of a strip, a few
+  // more for its beginning, times the rounds of blocks. Of strips that cost about the same, short ones even out
+  // what the model leaves out. These are a large GPU's numbers.
+  constexpr int64_t kProcessors = 132;
+  constexpr int64_t kProcessorShared = 227 * 1024;
+  constexpr int64_t kMostStrips = 32;
+  const int64_t blocks = ceil_div(
+      problem.planes() * ceil_div(axis[kMiddle].in, rows) * ceil_div(axis[kFast].in, kTileColumns), kTileThreads);
+  const int64_t at_once =
+      kProcessors * std::min<int64_t>(tile_tuning(flat, unit, shape.chunked, real_size == sizeof(double)).blocks,
+                                      kProcessorShared / (sums + rows_bytes + columns_bytes + 2048));
+  int64_t cost[kMostStrips + 1] = {};
+  int64_t least = INT64_MAX;
+  int64_t strip = 0;
+  const auto length_of = [&](int64_t strips) { return ceil_div(axis[kSlow].in, strips); };
+  const auto fits = [&](int64_t strips) {
+    return (strips == 1 || length_of(strips) >= slots) &&
+           windows_over_most(axis[kSlow], length_of(strips)) <= kMostSpans;
+  };
+  for (int64_t strips = 1; strips <= kMostStrips; ++strips) {
+    if (!fits(strips)) continue;
+    const int64_t rounds = ceil_div(blocks * ceil_div(axis[kSlow].in, length_of(strips)), at_once);
+    cost[strips] = rounds * (windows_over_most(axis[kSlow], length_of(strips)) + 2);
+    least = std::min(least, cost[strips]);
+  }
+  for (int64_t strips = 1; strips <= kMostStrips; ++strips)
+    if (cost[strips] > 0 && cost[strips] <= least + least / 11) strip = length_of(strips);
+  if (strip == 0) return shape;
+  const int64_t outs = windows_over_most(axis[kSlow], strip);
+  shape.slots = int32_t(slots);
+  shape.strip = int32_t(strip);
+  shape.strip_outs = int32_t(outs);
+  shape.columns_at = int32_t(outs * int64_t(sizeof(PoolSpan)));
+  shape.rows_at = shape.columns_at + int32_t(columns_bytes);
+  shape.sums_at = int32_t(ceil_div(shape.rows_at + rows_bytes, int64_t(sizeof(double))) * int64_t(sizeof(double)));
+  shape.shared = size_t(shape.sums_at + sums);
+  return shape;
+}
+
+bool pool_row_major(const PoolProblem &problem, const PoolView &view, bool of_inputs) {
+  const auto extent = [&](int axis) -> int64_t { return of_inputs ? problem.axis[axis].in : problem.axis[axis].out; };
+  const int64_t slow = extent(kSlow);
+  const int64_t middle = extent(kMiddle);
+  const int64_t fast = extent(kFast);
+  // The stride of an axis of one entry means nothing.
+  const auto fits = [](int64_t extent, int64_t stride, int64_t wanted) { return extent == 1 || stride == wanted; };
+  return fits(fast, view.axis[kFast], 1) && fits(middle, view.axis[kMiddle], fast) &&
+         fits(slow, view.axis[kSlow], fast * middle) && fits(problem.channels, view.channel, fast * middle * slow) &&
+         fits(problem.batch, view.batch, fast * middle * slow * problem.channels);
+}
+
+PoolOrder pool_order(const PoolProblem &problem, const PoolView &view, bool of_inputs) {
+  int64_t extent[kTensorAxes] = {problem.batch, problem.channels};
+  int64_t stride[kTensorAxes] = {view.batch, view.channel};
+  for (int axis = 0; axis < kPoolAxes; ++axis) {
+    extent[2 + axis] = of_inputs ? problem.axis[axis].in : problem.axis[axis].out;
+    stride[2 + axis] = view.axis[axis];
+  }
+  int order[kTensorAxes] = {0, 1, 2, 3, 4};
+  std::stable_sort(order, order + kTensorAxes, [&](int a, int b) {
+    // Axes of one entry come first, whatever their strides are.
+    return (extent[a] == 1 ? INT64_MAX : std::abs(stride[a])) > (extent[b] == 1 ? INT64_MAX : std::abs(stride[b]));
+  });
+  PoolOrder result = {};
+  result.total = 1;
+  for (int place = kTensorAxes - 1; place >= 0; --place) {
+    const int axis = order[place];
+    result.step[axis] = result.total;
+    result.extent[axis] = extent[axis];
+    result.total *= extent[axis];
+  }
+  result.wide = result.total >= int64_t(1) << 32;
+  if (!result.wide) {
+    for (int axis = 0; axis < kTensorAxes; ++axis) {
+      result.step32[axis] = Divider(uint32_t(result.step[axis]));
+      result.extent32[axis] = Divider(uint32_t(result.extent[axis]));
+    }
+  }
+  return result;
+}
+
+bool pool_channels_last(const PoolProblem &problem, const PoolView &view, bool of_inputs) {
+  constexpr int64_t kFewestChannels = 8;
+  if (problem.channels < kFewestChannels) return false;
+  for (int axis = 0; axis < kPoolAxes; ++axis) {
+    const int32_t extent = of_inputs ? problem.axis[axis].in : problem.axis[axis].out;
+    if (extent > 1 && std::abs(view.axis[axis]) <= std::abs(view.channel)) return false;
+  }
+  return true;
+}
+
+PoolLines pool_lines_of(const PoolProblem &problem, bool of_inputs) {
+  const auto extent = [&](int axis) { return of_inputs ? problem.axis[axis].in : problem.axis[axis].out; };
+  PoolLines lines = {};
+  lines.pieces = int32_t(ceil_div(extent(kFast), kLineItems));
+  lines.total = problem.planes() * extent(kSlow) * extent(kMiddle) * lines.pieces;
+  lines.wide = lines.total >= int64_t(1) << 32;
+  if (!lines.wide) {
+    lines.channels = Divider(uint32_t(problem.channels));
+    lines.pieces32 = Divider(uint32_t(lines.pieces));
+    lines.middle = Divider(uint32_t(extent(kMiddle)));
+    lines.slow = Divider(uint32_t(extent(kSlow)));
+  }
+  return lines;
+}
+
+void fractional_max_pool_cuda(const PoolForward &call, Stream stream) {
+  dispatch_dtype<float16, bfloat16, float, double>(
+      call.dtype, [&](auto tag) { fractional_max_pool_cuda_of<typename decltype(tag)::type>(call, stream); });
+}
+
+void fractional_max_pool_backward_cuda(const PoolBackward &call, Stream stream) {
+  dispatch_dtype<float16, bfloat16, float, double>(
+      call.dtype, [&](auto tag) { fractional_max_pool_backward_cuda_of<typename decltype(tag)::type>(call, stream); });
+}
+
+const char *fractional_max_pool_path(const PoolProblem &problem, DLDataType dtype) {
+  return pool_rows_shape(problem, real_size(dtype)).outputs > 0 ? "rows" : "any";
+}
+
+const char *fractional_max_pool_backward_path(const PoolProblem &problem, DLDataType dtype) {
+  return pool_tiles_shape(problem, real_size(dtype), true).slots > 0 ? "tiles" : "any";
+}
+
+std::string fractional_max_pool_arch(const char *plan) {
+  return kernel_arch(plan, reinterpret_cast<const void *>(arch_probe));
+}
+
+}  // namespace baracuda

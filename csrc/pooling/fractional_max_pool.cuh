@@ -1,0 +1,614 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "pooling/fractional_max_pool.h"
+#include "runtime/launch.cuh"
+
+namespace baracuda {
+
+constexpr int kPoolThreads = 256;
+constexpr int kRowsVector = 2;  // outputs that are written at once
+constexpr int kPoolBlocks = 4;  // on a multiprocessor at least; registers follow from it
+
+// The bits of an element, so that values move unchanged and stay narrow until they are compared.
+template <int kBytes>
+struct PoolBits;
+template <>
+struct PoolBits<2> {
+  using type = uint16_t;
+};
+template <>
+struct PoolBits<4> {
+  using type = uint32_t;
+};
+template <>
+struct PoolBits<8> {
+  using type = unsigned long long;
+};
+
+// What a pack of elements is stored as.
+template <int kBytes>
+struct PoolWord {
+  using type = typename PoolBits<kBytes>::type;
+};
+template <>
+struct PoolWord<16> {
+  using type = uint4;
+};
+
+template <class T>
+using BitsOf = typename PoolBits<sizeof(T)>::type;
+
+template <class T>
+__device__ __forceinline__ BitsOf<T> load_bits(const T *from) {
+  return __ldg(reinterpret_cast<const BitsOf<T> *>(from));
+}
+
+template <class T>
+__device__ __forceinline__ typename PoolReal<T>::type real_of(BitsOf<T> bits) {
+  return typename PoolReal<T>::type(bit_cast<T>(bits));
+}
+
+template <class T, int kCount>
+struct alignas(sizeof(T) * kCount) PoolPack {
+  T value[kCount];
+};
+
+// Whether one of the numbers is a NaN.
+__device__ __forceinline__ bool unordered(float a, float b) {
+  uint32_t result;
+  asm("{\n\t.reg .pred nan;\n\tsetp.nan.f32 nan, %1, %2;\n\tselp.u32 %0, 1, 0, nan;\n\t}"
+      : "=r"(result)
+      : "f"(a), "f"(b));
+  return result != 0;
+}
+__device__ __forceinline__ bool unordered(double a, double b) {
+  uint32_t result;
+  asm("{\n\t.reg .pred nan;\n\tsetp.nan.f64 nan, %1, %2;\n\tselp.u32 %0, 1, 0, nan;\n\t}"
+      : "=r"(result)
+      : "d"(a), "d"(b));
+  return result != 0;
+}
+
+// Results that nobody here reads again: they are not to displace what others still need.
+template <class T>
+__device__ __forceinline__ void stream_out(T *to, BitsOf<T> bits) {
+  __stcs(reinterpret_cast<BitsOf<T> *>(to), bits);
+}
+template <class T, int kCount>
+__device__ __forceinline__ void stream_out(PoolPack<T, kCount> *to, const PoolPack<T, kCount> &pack) {
+  using Word = typename PoolWord<sizeof(pack)>::type;
+  __stcs(reinterpret_cast<Word *>(to), bit_cast<Word>(pack));
+}
+
+// ---------------------------------------------------------------------------------------------------
+// Forward, row-major outputs.
+//
+// A block takes consecutive outputs, whichever planes they lie in. It first works out where the
+// windows of its rows and columns start, so that an output costs one division by a constant and
+// two looks at shared memory besides its window.
+
+struct PoolRowsCall {
+  PoolProblem problem;
+  PoolSamples samples;
+  PoolView x;
+  void *y;
+  void *indices;
+  int64_t outputs;
+  int32_t block_outputs;
+  int32_t rows;    // at most this many in a block
+  int32_t planes;  // at most this many in a block
+  int32_t rows_of_plane;
+  bool aligned;  // outputs can be written several at once
+  Divider out_fast;
+};
+
+// Numbers that are not negative, in 32 bits where they fit.
+__device__ __forceinline__ int64_t short_quotient(int64_t dividend, int64_t divisor) {
+  if (uint64_t(dividend | divisor) <= 0xffffffffu) return uint32_t(dividend) / uint32_t(divisor);
+  return dividend / divisor;
+}
+
+// Where the windows of a row of outputs begin.
+template <class T>
+struct alignas(16) PoolRow {
+  const T *from;
+  int64_t index;
+};
+
+template <class T, class Index, int kSlowWindow, int kMiddleWindow, int kFastWindow, bool kUnit, int kUnroll,
+          int kVector, int kBlocks>
+__global__ void __launch_bounds__(kPoolThreads, kBlocks) pool_rows(const __grid_constant__ PoolRowsCall call) {
+  static_assert(kUnroll % kVector == 0);
+  using Real = typename PoolReal<T>::type;
+  extern __shared__ __align__(16) char shared[];
+  const PoolAxis &slow = call.problem.axis[kSlow];
+  const PoolAxis &middle = call.problem.axis[kMiddle];
+  const PoolAxis &fast = call.problem.axis[kFast];
+  PoolRow<T> *const row_of = reinterpret_cast<PoolRow<T> *>(shared);
+  Real *const samples = reinterpret_cast<Real *>(row_of + call.rows);
+  int32_t *const row_starts = reinterpret_cast<int32_t *>(samples + call.planes * kPoolAxes);
+  int32_t *const fast_start = row_starts + call.rows;
+
+  const int64_t first = int64_t(blockIdx.x) * call.block_outputs;
+  const int32_t count = int32_t(min(int64_t(call.block_outputs), call.outputs - first));
+  const int64_t first_row = short_quotient(first, fast.out);
+  const int32_t lead = int32_t(first - first_row * fast.out);
+  const int32_t rows = (lead + count - 1) / fast.out + 1;
+  const int64_t first_plane = short_quotient(first_row, call.rows_of_plane);
+  const int32_t row_of_plane = int32_t(first_row - first_plane * call.rows_of_plane);
+  const int32_t planes = (row_of_plane + rows - 1) / call.rows_of_plane + 1;
+
+  for (int32_t p = threadIdx.x; p < planes; p += kPoolThreads) {
+    const int64_t plane = first_plane + p;
+    const int64_t n = short_quotient(plane, call.problem.channels);
+    Real u[kPoolAxes];
+    plane_samples(call.samples, call.problem, n, plane - n * call.problem.channels, u);
+#pragma unroll
+    for (int axis = 0; axis < kPoolAxes; ++axis) samples[p * kPoolAxes + axis] = u[axis];
+  }
+  __syncthreads();
+  for (int32_t r = threadIdx.x; r < rows; r += kPoolThreads) {
+    const int32_t p = (row_of_plane + r) / call.rows_of_plane;
+    const int32_t row = row_of_plane + r - p * call.rows_of_plane;
+    const int32_t i = row / middle.out;
+    const int32_t s = window_start(slow, call.problem.placement, i, samples[p * kPoolAxes + kSlow]);
+    const int32_t m =
+        window_start(middle, call.problem.placement, row - i * middle.out, samples[p * kPoolAxes + kMiddle]);
+    const int64_t plane = first_plane + p;
+    const int64_t n = short_quotient(plane, call.problem.channels);
+    row_of[r] = {
+        static_cast<const T *>(call.x.data) + call.x.plane(n, plane - n * call.problem.channels) + call.x.cell(s, m, 0),
+        call.problem.index_origin(plane) + (int64_t(s) * middle.in + m) * fast.in};
+    row_starts[r] = p * fast.out;
+  }
+  for (int32_t t = threadIdx.x; t < planes * fast.out; t += kPoolThreads) {
+    const int32_t p = t / fast.out;
+    fast_start[t] = window_start(fast, call.problem.placement, t - p * fast.out, samples[p * kPoolAxes + kFast]);
+  }
+  __syncthreads();
+
+  T *const y = static_cast<T *>(call.y) + first;
+  Index *const indices = call.indices ? static_cast<Index *>(call.indices) + first : nullptr;
+  const bool last_nan = call.problem.placement == Placement::torch;
+  const int64_t slow_step = call.x.axis[kSlow];
+  const int64_t middle_step = call.x.axis[kMiddle];
+  const int64_t fast_step = kUnit ? 1 : call.x.axis[kFast];
+  // 32 bits are enough for offsets within a plane: one of more cells takes another kernel.
+  const int32_t row_cells = fast.in;
+  const int32_t slice_cells = middle.in * fast.in;
+  constexpr bool kFixed = kSlowWindow > 0;
+  constexpr int kCells = kFixed ? kSlowWindow * kMiddleWindow * kFastWindow : 1;
+  const auto offset_of = [&](int cell) {
+    return cell / (kMiddleWindow * kFastWindow) * slice_cells + cell / kFastWindow % kMiddleWindow * row_cells +
+           cell % kFastWindow;
+  };
+
+  // Of a round's outputs, a thread takes kUnroll / kVector times kVector that lie side by side.
+  const auto place_of = [&](int32_t round, int e) {
+    return round + ((e / kVector) * kPoolThreads + int32_t(threadIdx.x)) * kVector + e % kVector;
+  };
+#pragma unroll 1
+  for (int32_t round = 0; round < count; round += kPoolThreads * kUnroll) {
+    BitsOf<T> cells[kUnroll][kCells];
+    int64_t index[kUnroll];
+    BitsOf<T> best[kUnroll];
+    // All loads come before the first comparison, so that they are in flight together.
+#pragma unroll
+    for (int e = 0; e < kUnroll; ++e) {
+      const int32_t t = lead + min(place_of(round, e), count - 1);
+      const int32_t r = int32_t(call.out_fast.divide(uint32_t(t)));
+      const int32_t f = fast_start[row_starts[r] + (t - r * fast.out)];
+      const PoolRow<T> row = row_of[r];
+      const T *const from = row.from + f * fast_step;
+      index[e] = row.index + f;
+      if constexpr (kFixed) {
+#pragma unroll
+        for (int s = 0; s < kSlowWindow; ++s)
+#pragma unroll
+          for (int m = 0; m < kMiddleWindow; ++m)
+#pragma unroll
+            for (int w = 0; w < kFastWindow; ++w)
+              cells[e][(s * kMiddleWindow + m) * kFastWindow + w] =
+                  load_bits(from + (s * slow_step + m * middle_step) + w * fast_step);
+      } else {
+        best[e] = load_bits(from);
+        Real highest = real_of<T>(best[e]);
+        int64_t place = 0;
+        for (int32_t s = 0; s < slow.window; ++s) {
+          for (int32_t m = 0; m < middle.window; ++m) {
+            const T *const line = from + (s * slow_step + m * middle_step);
+            const int64_t line_place = int64_t(s) * slice_cells + int64_t(m) * row_cells;
+#pragma unroll 4
+            for (int32_t w = 0; w < fast.window; ++w) {
+              const BitsOf<T> bits = load_bits(line + w * fast_step);
+              const Real value = real_of<T>(bits);
+              if (beats(value, highest, last_nan)) {
+                best[e] = bits;
+                highest = value;
+                place = line_place + w;
+              }
+            }
+          }
+        }
+        index[e] += place;
+      }
+    }
+    if constexpr (kFixed) {
+      bool any_nan = false;
+#pragma unroll
+      for (int e = 0; e < kUnroll; ++e) {
+        // One comparison looks at two numbers.
+#pragma unroll
+        for (int cell = 0; cell < kCells; cell += 2)
+          any_nan |= unordered(real_of<T>(cells[e][cell]), real_of<T>(cells[e][min(cell + 1, kCells - 1)]));
+      }
+      if (!any_nan) {
+#pragma unroll
+        for (int e = 0; e < kUnroll; ++e) {
+          Real highest = real_of<T>(cells[e][0]);
+          int32_t offset = 0;
+#pragma unroll
+          for (int cell = 1; cell < kCells; ++cell) {
+            const Real value = real_of<T>(cells[e][cell]);
+            const bool higher = value > highest;
+            highest = higher ? value : highest;
+            offset = higher ? offset_of(cell) : offset;
+          }
+          // It is one of the cells, so nothing is rounded.
+          best[e] = bit_cast<BitsOf<T>>(T(highest));
+          index[e] += offset;
+        }
+      } else {
+#pragma unroll
+        for (int e = 0; e < kUnroll; ++e) {
+          best[e] = cells[e][0];
+          int32_t offset = 0;
+#pragma unroll
+          for (int cell = 1; cell < kCells; ++cell) {
+            if (!beats(real_of<T>(cells[e][cell]), real_of<T>(best[e]), last_nan)) continue;
+            best[e] = cells[e][cell];
+            offset = offset_of(cell);
+          }
+          index[e] += offset;
+        }
+      }
+    }
+#pragma unroll
+    for (int e = 0; e < kUnroll; e += kVector) {
+      const int32_t t = place_of(round, e);
+      if (kVector > 1 && call.aligned && t + kVector <= count) {
+        PoolPack<BitsOf<T>, kVector> values;
+        PoolPack<Index, kVector> names;
+#pragma unroll
+        for (int v = 0; v < kVector; ++v) {
+          values.value[v] = best[e + v];
+          names.value[v] = Index(index[e + v]);
+        }
+        stream_out(reinterpret_cast<PoolPack<BitsOf<T>, kVector> *>(y + t), values);
+        if (indices) stream_out(reinterpret_cast<PoolPack<Index, kVector> *>(indices + t), names);
+        continue;
+      }
+#pragma unroll
+      for (int v = 0; v < kVector; ++v) {
+        if (t + v >= count) break;
+        stream_out(y + (t + v), best[e + v]);
+        if (indices) __stcs(indices + (t + v), Index(index[e + v]));
+      }
+    }
+  }
+}
+
+// ---------------------------------------------------------------------------------------------------
+// Any strides. Threads follow the memory of what they write, so that channels-last tensors are read
+// and written in whole lines, too.
+
+constexpr int kTensorAxes = 2 + kPoolAxes;
+constexpr int kAnyItems = 16;  // elements of a thread
+constexpr int64_t kMostTableBytes = 32 * 1024;
+
+// The elements of a tensor [batch, channel, slow, middle, fast] in the order of their addresses.
+struct PoolOrder {
+  int64_t total;
+  bool wide;                  // positions need 64 bits
+  int64_t step[kTensorAxes];  // elements of this order between neighbours along an axis
+  int64_t extent[kTensorAxes];
+  Divider step32[kTensorAxes];
+  Divider extent32[kTensorAxes];
+};
+
+__device__ __forceinline__ void find_place(const PoolOrder &order, int64_t index, int64_t (&at)[kTensorAxes]) {
+  if (order.wide) {
+#pragma unroll
+    for (int axis = 0; axis < kTensorAxes; ++axis) at[axis] = index / order.step[axis] % order.extent[axis];
+  } else {
+#pragma unroll
+    for (int axis = 0; axis < kTensorAxes; ++axis) {
+      const uint32_t whole = order.step32[axis].divide(uint32_t(index));
+      at[axis] = whole - order.extent32[axis].divide(whole) * order.extent32[axis].divisor;
+    }
+  }
+}
+
+struct PoolAnyForward {
+  PoolForward pool;
+  PoolOrder order;
+  bool table;  // the parts of starts that hold for all planes fit in shared memory
+};
+
+template <class T, class Index>
+__global__ void __launch_bounds__(kPoolThreads, kPoolBlocks) pool_any(const __grid_constant__ PoolAnyForward call) {
+  using Real = typename PoolReal<T>::type;
+  extern __shared__ __align__(16) char shared[];
+  const PoolProblem &problem = call.pool.problem;
+  const PoolAxis &slow = problem.axis[kSlow];
+  const PoolAxis &middle = problem.axis[kMiddle];
+  const PoolAxis &fast = problem.axis[kFast];
+  EvenStart<Real> *const table = reinterpret_cast<EvenStart<Real> *>(shared);
+  if (call.table) {
+    for (int32_t t = threadIdx.x; t < slow.out + middle.out + fast.out; t += kPoolThreads) {
+      const int axis = t < slow.out ? kSlow : t < slow.out + middle.out ? kMiddle : kFast;
+      const int32_t i = t - (axis == kSlow ? 0 : axis == kMiddle ? slow.out : slow.out + middle.out);
+      if (problem.axis[axis].out > 1) table[t] = EvenStart<Real>(problem.axis[axis], i);
+    }
+    __syncthreads();
+  }
+  Real step[kPoolAxes];
+#pragma unroll
+  for (int axis = 0; axis < kPoolAxes; ++axis) step[axis] = torch_step<Real>(problem.axis[axis]);
+
+  const T *const x = static_cast<const T *>(call.pool.x.data);
+  const bool last_nan = problem.placement == Placement::torch;
+  const int64_t first = int64_t(blockIdx.x) * (kPoolThreads * kAnyItems) + threadIdx.x;
+#pragma unroll 1
+  for (int e = 0; e < kAnyItems; ++e) {
+    const int64_t index = first + e * kPoolThreads;
+    if (index >= call.order.total) return;
+    int64_t at[kTensorAxes];
+    find_place(call.order, index, at);
+    Real u[kPoolAxes];
+    plane_samples(call.pool.samples, problem, at[0], at[1], u);
+    int32_t start[kPoolAxes];
+    int32_t entry = 0;
+#pragma unroll
+    for (int axis = 0; axis < kPoolAxes; ++axis) {
+      const PoolAxis &windows = problem.axis[axis];
+      const int32_t i = int32_t(at[2 + axis]);
+      if (windows.out == 1) {
+        start[axis] = single_start(windows, problem.placement, u[axis]);
+      } else if (problem.placement == Placement::torch) {
+        start[axis] = torch_start(windows, i, u[axis], step[axis]);
+      } else if (call.table) {
+        start[axis] = table[entry + i].at(windows, u[axis]);
+      } else {
+        start[axis] = EvenStart<Real>(windows, i).at(windows, u[axis]);
+      }
+      entry += windows.out;
+    }
+    const T *const from =
+        x + (call.pool.x.plane(at[0], at[1]) + call.pool.x.cell(start[kSlow], start[kMiddle], start[kFast]));
+    BitsOf<T> best = load_bits(from);
+    Real highest = real_of<T>(best);
+    int64_t place = 0;
+    for (int32_t s = 0; s < slow.window; ++s) {
+      for (int32_t m = 0; m < middle.window; ++m) {
+        const T *const row = from + call.pool.x.cell(s, m, 0);
+        const int64_t row_place = (int64_t(s) * middle.in + m) * fast.in;
+#pragma unroll 4
+        for (int32_t w = 0; w < fast.window; ++w) {
+          const BitsOf<T> bits = load_bits(row + w * call.pool.x.axis[kFast]);
+          const Real value = real_of<T>(bits);
+          if (beats(value, highest, last_nan)) {
+            best = bits;
+            highest = value;
+            place = row_place + w;
+          }
+        }
+      }
+    }
+    stream_out(
+        static_cast<T *>(call.pool.y.data) + call.pool.y.plane(at[0], at[1]) + call.pool.y.cell(at[2], at[3], at[4]),
+        best);
+    if (call.pool.indices.data) {
+      const int64_t plane = at[0] * problem.channels + at[1];
+      const int64_t cell =
+          problem.index_origin(plane) + (int64_t(start[kSlow]) * middle.in + start[kMiddle]) * fast.in + start[kFast];
+      static_cast<Index *>(
+          call.pool.indices.data)[call.pool.indices.plane(at[0], at[1]) + call.pool.indices.cell(at[2], at[3], at[4])] =
+          Index(cell + place);
+    }
+  }
+}
+
+struct PoolAnyBackward {
+  PoolBackward pool;
+  PoolOrder order;
+  bool table;  // the ranges of windows over all cells of the axes fit in shared memory
+};
+
+template <class T, class Index>
+__global__ void __launch_bounds__(kPoolThreads, kPoolBlocks)
+    pool_any_backward(const __grid_constant__ PoolAnyBackward call) {
+  using Real = typename PoolReal<T>::type;
+  extern __shared__ __align__(16) char shared[];
+  const PoolProblem &problem = call.pool.problem;
+  const PoolAxis &slow = problem.axis[kSlow];
+  const PoolAxis &middle = problem.axis[kMiddle];
+  const PoolAxis &fast = problem.axis[kFast];
+  PoolRange *const table = reinterpret_cast<PoolRange *>(shared);
+  if (call.table) {
+    for (int32_t t = threadIdx.x; t < slow.in + middle.in + fast.in; t += kPoolThreads) {
+      const int axis = t < slow.in ? kSlow : t < slow.in + middle.in ? kMiddle : kFast;
+      table[t] = windows_over(problem.axis[axis], t - (axis == kSlow     ? 0
+                                                       : axis == kMiddle ? slow.in
+                                                                         : slow.in + middle.in));
+    }
+    __syncthreads();
+  }
+  const int64_t first = int64_t(blockIdx.x) * (kPoolThreads * kAnyItems) + threadIdx.x;
+#pragma unroll 1
+  for (int e = 0; e < kAnyItems; ++e) {
+    const int64_t index = first + e * kPoolThreads;
+    if (index >= call.order.total) return;
+    int64_t at[kTensorAxes];
+    find_place(call.order, index, at);
+    PoolRange over[kPoolAxes];
+    int32_t entry = 0;
+#pragma unroll
+    for (int axis = 0; axis < kPoolAxes; ++axis) {
+      over[axis] = call.table ? table[entry + at[2 + axis]] : windows_over(problem.axis[axis], int32_t(at[2 + axis]));
+      entry += problem.axis[axis].in;
+    }
+    const Index *const indices =
+        static_cast<const Index *>(call.pool.indices.data) + call.pool.indices.plane(at[0], at[1]);
+    const T *const dy = static_cast<const T *>(call.pool.dy.data) + call.pool.dy.plane(at[0], at[1]);
+    const int64_t cell =
+        problem.index_origin(at[0] * problem.channels + at[1]) + (at[2] * middle.in + at[3]) * fast.in + at[4];
+    Real sum = 0;
+    for (int32_t i = over[kSlow].begin; i < over[kSlow].end; ++i) {
+      for (int32_t m = over[kMiddle].begin; m < over[kMiddle].end; ++m) {
+        const int64_t named = call.pool.indices.cell(i, m, 0);
+        const int64_t given = call.pool.dy.cell(i, m, 0);
+#pragma unroll 3
+        for (int32_t j = over[kFast].begin; j < over[kFast].end; ++j)
+          if (int64_t(__ldg(indices + named + j * call.pool.indices.axis[kFast])) == cell)
+            sum += real_of<T>(load_bits(dy + given + j * call.pool.dy.axis[kFast]));
+      }
+    }
+    T *const to =
+        static_cast<T *>(call.pool.dx.data) + call.pool.dx.plane(at[0], at[1]) + call.pool.dx.cell(at[2], at[3], at[4]);
+    *to = T(call.pool.accumulate ? Real(*to) + sum : sum);
+  }
+}
+
+// ---------------------------------------------------------------------------------------------------
+// Channels last. Neighbouring threads take neighbouring channels, so that every access is of whole
+// lines, and each walks along the fast axis, so that it looks for its plane once.
+
+constexpr int kLineItems = 16;  // cells of a thread
+
+// Threads of which the channel runs fastest, then pieces of lines, then middle, slow and batch.
+struct PoolLines {
+  int64_t total;
+  int32_t pieces;  // of a line
+  bool wide;       // positions need 64 bits
+  Divider channels;
+  Divider pieces32;
+  Divider middle;
+  Divider slow;
+};
+
+struct PoolLine {
+  int64_t n, c, slow, middle;
+  int32_t begin;
+};
+
+__device__ __forceinline__ PoolLine find_line(const PoolLines &lines, const PoolProblem &problem, int32_t slow,
+                                              int32_t middle, int64_t index) {
+  PoolLine line;
+  if (lines.wide) {
+    line.c = index % problem.channels;
+    index /= problem.channels;
+    line.begin = int32_t(index % lines.pieces) * kLineItems;
+    index /= lines.pieces;
+    line.middle = index % middle;
+    index /= middle;
+    line.slow = index % slow;
+    line.n = index / slow;
+  } else {
+    uint32_t rest = uint32_t(index);
+    uint32_t next = lines.channels.divide(rest);
+    line.c = rest - next * lines.channels.divisor;
+    rest = next;
+    next = lines.pieces32.divide(rest);
+    line.begin = int32_t(rest - next * lines.pieces32.divisor) * kLineItems;
+    rest = next;
+    next = lines.middle.divide(rest);
+    line.middle = rest - next * lines.middle.divisor;
+    rest = next;
+    next = lines.slow.divide(rest);
+    line.slow = rest - next * lines.slow.divisor;
+    line.n = next;
+  }
+  return line;
+}
+
+struct PoolLinesForward {
+  PoolForward pool;
+  PoolLines lines;
+  bool table;
+};
+
+template <class T, class Index, int kSlowWindow, int kMiddleWindow, int kFastWindow>
+__global__ void __launch_bounds__(kPoolThreads, kPoolBlocks) pool_lines(const __grid_constant__ PoolLinesForward call) {
+  using Real = typename PoolReal<T>::type;
+  extern __shared__ __align__(16) char shared[];
+  const PoolProblem &problem = call.pool.problem;
+  const PoolAxis &slow = problem.axis[kSlow];
+  const PoolAxis &middle = problem.axis[kMiddle];
+  const PoolAxis &fast = problem.axis[kFast];
+  EvenStart<Real> *const table = reinterpret_cast<EvenStart<Real> *>(shared);
+  if (call.table) {
+    for (int32_t t = threadIdx.x; t < fast.out; t += kPoolThreads) table[t] = EvenStart<Real>(fast, t);
+    __syncthreads();
+  }
+  const int64_t index = int64_t(blockIdx.x) * kPoolThreads + threadIdx.x;
+  if (index >= call.lines.total) return;
+  const PoolLine line = find_line(call.lines, problem, slow.out, middle.out, index);
+  Real u[kPoolAxes];
+  plane_samples(call.pool.samples, problem, line.n, line.c, u);
+  const int32_t s0 = window_start(slow, problem.placement, int32_t(line.slow), u[kSlow]);
+  const int32_t m0 = window_start(middle, problem.placement, int32_t(line.middle), u[kMiddle]);
+  const Real step = torch_step<Real>(fast);
+
+  const PoolView &view = call.pool.x;
+  const T *const x = static_cast<const T *>(view.data) + (view.plane(line.n, line.c) + view.cell(s0, m0, 0));
+  T *const y = static_cast<T *>(call.pool.y.data) +
+               (call.pool.y.plane(line.n, line.c) + call.pool.y.cell(line.slow, line.middle, 0));
+  Index *indices = static_cast<Index *>(call.pool.indices.data);
+  if (indices) indices += call.pool.indices.plane(line.n, line.c) + call.pool.indices.cell(line.slow, line.middle, 0);
+  const int64_t origin =
+      problem.index_origin(line.n * problem.channels + line.c) + (int64_t(s0) * middle.in + m0) * fast.in;
+  const bool last_nan = problem.placement == Placement::torch;
+  constexpr bool kFixed = kSlowWindow > 0;
+  const int32_t slow_window = kFixed ? kSlowWindow : slow.window;
+  const int32_t middle_window = kFixed ? kMiddleWindow : middle.window;
+  const int32_t fast_window = kFixed ? kFastWindow : fast.window;
+  const int32_t end = min(line.begin + kLineItems, fast.out);
+#pragma unroll 2
+  for (int32_t j = line.begin; j < end; ++j) {
+    int32_t f0;
+    if (fast.out == 1) {
+      f0 = single_start(fast, problem.placement, u[kFast]);
+    } else if (problem.placement == Placement::torch) {
+      f0 = torch_start(fast, j, u[kFast], step);
+    } else {
+      f0 = (call.table ? table[j] : EvenStart<Real>(fast, j)).at(fast, u[kFast]);
+    }
+    const T *const from = x + f0 * view.axis[kFast];
+    BitsOf<T> best = load_bits(from);
+    Real highest = real_of<T>(best);
+    int64_t place = 0;
+#pragma unroll
+    for (int32_t s = 0; s < slow_window; ++s) {
+#pragma unroll
+      for (int32_t m = 0; m < middle_window; ++m) {
+#pragma unroll
+        for (int32_t w = 0; w < fast_window; ++w) {
+          if (kFixed && (s | m | w) == 0) continue;
+          const BitsOf<T> bits = load_bits(from + view.cell(s, m, w));
+          const Real value = real_of<T>(bits);
+          if (beats(value, highest, last_nan)) {
+            best = bits;
+            highest = value;
+            place = (int64_t(s) * middle.in + m) * fast.in + w;
+          }
+        }
+      }
+    }
+    stream_out(y + j * call.pool.y.axis[kFast], best);
+    if (indices) __stcs(indices + j * call.pool.indices.axis[kFast], Index(origin + f0 + place));
+  }
+}
+
+}  // namespace baracuda

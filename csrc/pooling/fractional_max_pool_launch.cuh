@@ -1,0 +1,244 @@
+// SPDX-License-Identifier: Apache-2.0
+// From a call to its kernel. Each dtype has a file of its own that instantiates these.
+#pragma once
+
+#include "pooling/fractional_max_pool_backward.cuh"
+
+namespace baracuda {
+
+// The outputs of a block of pool_rows, and its shared memory; 0 outputs where the rows are too long for it.
+struct PoolRowsShape {
+  int32_t outputs = 0;
+  int32_t rows = 0;
+  int32_t planes = 0;
+  size_t shared = 0;
+};
+PoolRowsShape pool_rows_shape(const PoolProblem &problem, size_t real_size);
+
+// How pool_tiles cuts the work; 0 slots where a thread can't hold its sums.
+struct PoolTilesShape {
+  int32_t slots = 0;
+  int32_t strip = 0;
+  int32_t strip_outs = 0;
+  bool chunked = false;
+  int32_t chunks = 1;
+  int32_t columns_at = 0;
+  int32_t rows_at = 0;
+  int32_t sums_at = 0;
+  size_t shared = 0;
+};
+// Whether the middle axis has nothing to say.
+inline bool pool_is_flat(const PoolProblem &problem) {
+  return problem.axis[kMiddle].in == 1 && problem.axis[kMiddle].out == 1;
+}
+PoolTilesShape pool_tiles_shape(const PoolProblem &problem, size_t real_size, bool unit);
+
+// Whether a view of inputs or of outputs is row-major.
+bool pool_row_major(const PoolProblem &problem, const PoolView &view, bool of_inputs);
+PoolOrder pool_order(const PoolProblem &problem, const PoolView &view, bool of_inputs);
+// Whether neighbouring channels lie closest, and there are enough of them for whole lines.
+bool pool_channels_last(const PoolProblem &problem, const PoolView &view, bool of_inputs);
+PoolLines pool_lines_of(const PoolProblem &problem, bool of_inputs);
+
+template <class T>
+void fractional_max_pool_cuda_of(const PoolForward &call, Stream stream);
+template <class T>
+void fractional_max_pool_backward_cuda_of(const PoolBackward &call, Stream stream);
+
+template <class Kernel>
+void allow_shared(Kernel *kernel, size_t bytes) {
+  constexpr size_t kWithoutAsking = 48 * 1024;
+  if (bytes > kWithoutAsking)
+    check_cuda(cudaFuncSetAttribute(reinterpret_cast<const void *>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                    int(bytes)),
+               "cudaFuncSetAttribute");
+}
+
+template <class T, class Index>
+void launch_pool_rows(const PoolForward &call, const PoolRowsShape &shape, Stream stream) {
+  const PoolProblem &problem = call.problem;
+  PoolRowsCall rows = {};
+  rows.problem = problem;
+  rows.samples = call.samples;
+  rows.x = call.x;
+  rows.y = call.y.data;
+  rows.indices = call.indices.data;
+  rows.outputs = problem.planes() * problem.out_plane();
+  rows.block_outputs = shape.outputs;
+  rows.rows = shape.rows;
+  rows.planes = shape.planes;
+  rows.rows_of_plane = problem.axis[kSlow].out * problem.axis[kMiddle].out;
+  rows.out_fast = Divider(uint32_t(problem.axis[kFast].out));
+  rows.aligned = reinterpret_cast<uintptr_t>(call.y.data) % (kRowsVector * sizeof(T)) == 0 &&
+                 reinterpret_cast<uintptr_t>(call.indices.data) % (kRowsVector * sizeof(Index)) == 0;
+  const Grid grid = {ceil_div(rows.outputs, shape.outputs), kPoolThreads, shape.shared};
+  const auto windows = [&](int32_t slow, int32_t middle, int32_t fast) {
+    return problem.axis[kSlow].window == slow && problem.axis[kMiddle].window == middle &&
+           problem.axis[kFast].window == fast;
+  };
+  const bool unit = call.x.axis[kFast] == 1 || problem.axis[kFast].in == 1;
+  if (unit && windows(2, 1, 2)) {
+    launch(pool_rows<T, Index, 2, 1, 2, true, 4, kRowsVector, kPoolBlocks>, grid, stream, rows);
+  } else if (unit && windows(3, 1, 3)) {
+    launch(pool_rows<T, Index, 3, 1, 3, true, 2, kRowsVector, kPoolBlocks>, grid, stream, rows);
+  } else if (unit && windows(2, 2, 2)) {
+    // Measured: 16-bit cells want more warps, wider ones more loads of a warp.
+    constexpr int kUnroll = sizeof(T) == 2 ? 2 : 4;
+    constexpr int kBlocks = sizeof(T) == 2 ? 5 : kPoolBlocks;
+    launch(pool_rows<T, Index, 2, 2, 2, true, kUnroll, kRowsVector, kBlocks>, grid, stream, rows);
+  } else {
+    launch(pool_rows<T, Index, 0, 0, 0, false, 1, 1, kPoolBlocks>, grid, stream, rows);
+  }
+}
+
+// Whether a table with an entry for each place of an axis fits in shared memory.
+template <class Entry>
+bool pool_table_fits(int64_t entries) {
+  return entries * int64_t(sizeof(Entry)) <= kMostTableBytes;
+}
+
+template <class T, class Index>
+void launch_pool_lines(const PoolForward &call, Stream stream) {
+  using Entry = EvenStart<typename PoolReal<T>::type>;
+  const PoolProblem &problem = call.problem;
+  const int32_t entries = problem.axis[kFast].out;
+  PoolLinesForward lines = {call, pool_lines_of(problem, false), false};
+  lines.table = problem.placement == Placement::even && entries > 1 && pool_table_fits<Entry>(entries);
+  const Grid grid = {ceil_div(lines.lines.total, kPoolThreads), kPoolThreads,
+                     lines.table ? size_t(entries) * sizeof(Entry) : 0};
+  const auto windows = [&](int32_t slow, int32_t middle, int32_t fast) {
+    return problem.axis[kSlow].window == slow && problem.axis[kMiddle].window == middle &&
+           problem.axis[kFast].window == fast;
+  };
+  if (windows(2, 1, 2)) {
+    launch(pool_lines<T, Index, 2, 1, 2>, grid, stream, lines);
+  } else if (windows(2, 2, 2)) {
+    launch(pool_lines<T, Index, 2, 2, 2>, grid, stream, lines);
+  } else {
+    launch(pool_lines<T, Index, 0, 0, 0>, grid, stream, lines);
+  }
+}
+
+template <class T, class Index>
+void launch_pool(const PoolForward &call, Stream stream) {
+  using Real = typename PoolReal<T>::type;
+  const PoolProblem &problem = call.problem;
+  if (pool_row_major(problem, call.y, false) && (!call.indices.data || pool_row_major(problem, call.indices, false))) {
+    const PoolRowsShape shape = pool_rows_shape(problem, sizeof(Real));
+    if (shape.outputs > 0) {
+      launch_pool_rows<T, Index>(call, shape, stream);
+      return;
+    }
+  }
+  if (pool_channels_last(problem, call.y, false)) {
+    launch_pool_lines<T, Index>(call, stream);
+    return;
+  }
+  PoolAnyForward any = {call, pool_order(problem, call.y, false), false};
+  const int64_t entries = int64_t(problem.axis[kSlow].out) + problem.axis[kMiddle].out + problem.axis[kFast].out;
+  any.table = problem.placement == Placement::even && pool_table_fits<EvenStart<Real>>(entries);
+  const Grid grid = {ceil_div(any.order.total, kPoolThreads * kAnyItems), kPoolThreads,
+                     any.table ? size_t(entries) * sizeof(EvenStart<Real>) : 0};
+  launch(pool_any<T, Index>, grid, stream, any);
+}
+
+template <class T, class Index, bool kFlat, bool kUnit>
+void launch_pool_tiles(const PoolTilesCall &call, bool chunked, Grid grid, Stream stream) {
+  constexpr int kRows = kFlat ? 1 : kTileRows;
+  constexpr bool kWide = sizeof(T) == sizeof(double);
+  constexpr TileTuning kWhole = tile_tuning(kFlat, kUnit, false, kWide);
+  constexpr TileTuning kParts = tile_tuning(kFlat, kUnit, true, kWide);
+  const auto kernel =
+      chunked
+          ? pool_tiles<T, Index, kFlat, kUnit, kRows, kTileMostGather, true, kParts.sets, kTileThreads, kParts.blocks>
+          : pool_tiles<T, Index, kFlat, kUnit, kRows, kTileGather, false, kWhole.sets, kTileThreads, kWhole.blocks>;
+  allow_shared(kernel, grid.shared_bytes);
+  launch(kernel, grid, stream, call);
+}
+
+template <class T, class Index>
+bool launch_pool_tiles(const PoolBackward &call, Stream stream) {
+  const PoolProblem &problem = call.problem;
+  const PoolAxis *axis = problem.axis;
+  const auto unit = [&](const PoolView &view, int32_t extent) { return extent == 1 || view.axis[kFast] == 1; };
+  const bool is_unit =
+      unit(call.dy, axis[kFast].out) && unit(call.indices, axis[kFast].out) && unit(call.dx, axis[kFast].in);
+  const bool channels_first = !is_unit && pool_channels_last(problem, call.dx, true);
+  const PoolTilesShape shape = pool_tiles_shape(problem, sizeof(typename PoolReal<T>::type), is_unit);
+  if (shape.slots == 0 || !(is_unit || channels_first)) return false;
+
+  const bool flat = pool_is_flat(problem);
+  const int32_t rows = flat ? 1 : kTileRows;
+  PoolTilesCall tiles = {};
+  tiles.problem = problem;
+  tiles.dy = call.dy;
+  tiles.indices = call.indices;
+  tiles.dx = call.dx;
+  tiles.accumulate = call.accumulate;
+  tiles.channels_first = channels_first;
+  tiles.strip = shape.strip;
+  tiles.strips = int32_t(ceil_div(axis[kSlow].in, shape.strip));
+  tiles.middle_tiles = int32_t(ceil_div(axis[kMiddle].in, rows));
+  tiles.fast_tiles = int32_t(ceil_div(axis[kFast].in, kTileColumns));
+  tiles.tiles = problem.planes() * tiles.middle_tiles * tiles.fast_tiles;
+  tiles.rows = int32_t(windows_over_most(axis[kMiddle], rows));
+  tiles.slot_mask = shape.slots - 1;
+  tiles.strip_outs = shape.strip_outs;
+  tiles.chunks = shape.chunks;
+  tiles.columns_at = shape.columns_at;
+  tiles.rows_at = shape.rows_at;
+  const auto wrap = [&](const PoolView &view) { return view.axis[kSlow] - (tiles.rows - 1) * view.axis[kMiddle]; };
+  tiles.named_wrap = wrap(call.indices);
+  tiles.given_wrap = wrap(call.dy);
+  tiles.sums_at = shape.sums_at;
+  tiles.slice = ShortDivider(uint32_t(axis[kMiddle].in) * uint32_t(axis[kFast].in));
+  tiles.row = ShortDivider(uint32_t(axis[kFast].in));
+  const auto whole_packs = [](int64_t elements) { return elements % kTileColumns == 0; };
+  tiles.aligned = reinterpret_cast<uintptr_t>(call.dx.data) % (kTileColumns * sizeof(T)) == 0 &&
+                  whole_packs(axis[kFast].in) && whole_packs(call.dx.axis[kMiddle]) &&
+                  whole_packs(call.dx.axis[kSlow]) && whole_packs(call.dx.channel) && whole_packs(call.dx.batch);
+
+  const Grid grid = {ceil_div(tiles.tiles, kTileThreads) * tiles.strips, kTileThreads, shape.shared};
+  if (flat && is_unit) {
+    launch_pool_tiles<T, Index, true, true>(tiles, shape.chunked, grid, stream);
+  } else if (flat) {
+    launch_pool_tiles<T, Index, true, false>(tiles, shape.chunked, grid, stream);
+  } else if (is_unit) {
+    launch_pool_tiles<T, Index, false, true>(tiles, shape.chunked, grid, stream);
+  } else {
+    launch_pool_tiles<T, Index, false, false>(tiles, shape.chunked, grid, stream);
+  }
+  return true;
+}
+
+template <class T, class Index>
+void launch_pool_backward(const PoolBackward &call, Stream stream) {
+  const PoolProblem &problem = call.problem;
+  if (launch_pool_tiles<T, Index>(call, stream)) return;
+  PoolAnyBackward any = {call, pool_order(problem, call.dx, true), false};
+  const int64_t entries = int64_t(problem.axis[kSlow].in) + problem.axis[kMiddle].in + problem.axis[kFast].in;
+  any.table = pool_table_fits<PoolRange>(entries);
+  const Grid grid = {ceil_div(any.order.total, kPoolThreads * kAnyItems), kPoolThreads,
+                     any.table ? size_t(entries) * sizeof(PoolRange) : 0};
+  launch(pool_any_backward<T, Index>, grid, stream, any);
+}
+
+template <class T>
+void fractional_max_pool_cuda_of(const PoolForward &call, Stream stream) {
+  if (call.index_dtype == DTypeOf<int32_t>::value) {
+    launch_pool<T, int32_t>(call, stream);
+  } else {
+    launch_pool<T, int64_t>(call, stream);
+  }
+}
+
+template <class T>
+void fractional_max_pool_backward_cuda_of(const PoolBackward &call, Stream stream) {
+  if (call.index_dtype == DTypeOf<int32_t>::value) {
+    launch_pool_backward<T, int32_t>(call, stream);
+  } else {
+    launch_pool_backward<T, int64_t>(call, stream);
+  }
+}
+
+}  // namespace baracuda
