@@ -549,15 +549,16 @@ __device__ __forceinline__ int mixed(int vector) {
 // lane's own run of consecutive vectors, which is how they are scanned best.
 template <bool kToRuns, int kGroups, class P>
 __device__ __forceinline__ void transpose(P *const (&items)[kGroups], std::byte *stage, int lane) {
-  if constexpr (kGroups == 1) return;
+  if constexpr (kGroups > 1) {
 #pragma unroll
-  for (int j = 0; j < kGroups; ++j)
-    items[j]->store(stage + mixed<kGroups>(kToRuns ? j * kWarp + lane : lane * kGroups + j) * P::kBytes);
-  __syncwarp();
+    for (int j = 0; j < kGroups; ++j)
+      items[j]->store(stage + mixed<kGroups>(kToRuns ? j * kWarp + lane : lane * kGroups + j) * P::kBytes);
+    __syncwarp();
 #pragma unroll
-  for (int j = 0; j < kGroups; ++j)
-    items[j]->load(stage + mixed<kGroups>(kToRuns ? lane * kGroups + j : j * kWarp + lane) * P::kBytes);
-  __syncwarp();
+    for (int j = 0; j < kGroups; ++j)
+      items[j]->load(stage + mixed<kGroups>(kToRuns ? lane * kGroups + j : j * kWarp + lane) * P::kBytes);
+    __syncwarp();
+  }
 }
 
 // What a warp holds of one row: kGroups times 32 vectors, of which a lane scans kGroups that follow
