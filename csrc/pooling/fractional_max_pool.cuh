@@ -179,9 +179,11 @@ __global__ void __launch_bounds__(kPoolThreads, kBlocks) pool_rows(const __grid_
   const int32_t slice_cells = middle.in * fast.in;
   constexpr bool kFixed = kSlowWindow > 0;
   constexpr int kCells = kFixed ? kSlowWindow * kMiddleWindow * kFastWindow : 1;
+  // Unused without a fixed window, but divided by all the same.
+  constexpr int kLine = kFixed ? kFastWindow : 1;
+  constexpr int kLines = kFixed ? kMiddleWindow : 1;
   const auto offset_of = [&](int cell) {
-    return cell / (kMiddleWindow * kFastWindow) * slice_cells + cell / kFastWindow % kMiddleWindow * row_cells +
-           cell % kFastWindow;
+    return cell / (kLines * kLine) * slice_cells + cell / kLine % kLines * row_cells + cell % kLine;
   };
 
   // Of a round's outputs, a thread takes kUnroll / kVector times kVector that lie side by side.
