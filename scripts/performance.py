@@ -64,10 +64,11 @@ cache, *whole* and *chunk* write contiguous memory, *transposed* reads a transpo
 writes a row-major source into a tensor that is stored with its channels last. int4 is packed; no peer has it.
 """,
     "overhead": """\
-What a call costs the host, in µs. *Bare* is `cudaLaunchKernel` of the same kernel with the same arguments, from
-a loop in C in the same run; `run` checks the operands at every call, a bound plan has checked them before, and
-the function form also finds the plan. Peers write the same slice: *torch view* into a view made beforehand,
-*torch* slicing at every call.
+What a call costs the host, in µs. *Bare* is `cudaLaunchKernelExC` of the same kernel with the same arguments
+and attributes, from a loop in C in the same run; *over it* is the median of the differences between neighbouring
+batches. The operands are the same in every call, so `run` issues the launches that it remembers for them; a
+bound plan has no operands to look at, and the function form also finds the plan. Peers write the same slice:
+*torch view* into a view made beforehand, *torch* slicing at every call.
 """,
 }
 

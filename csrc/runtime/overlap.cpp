@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "runtime/hash.h"
+
 namespace baracuda {
 namespace {
 
@@ -89,9 +91,8 @@ class Equation {
     if (last < 0 || target > reach_[last] || target % gcd_[last] != 0) return Overlap::none;
     if (last == 0) return Overlap::some;
     if (last == 1) return solve_two(target);
-    // Fibonacci hashing: the upper bits of a product with 2^64 over the golden ratio.
     const uint64_t key = uint64_t(target) * kMaxTerms + uint64_t(last);
-    Failed &failed = failed_[key * 0x9e3779b97f4a7c15u >> (64 - kRememberedBits)];
+    Failed &failed = failed_[fibonacci_hash(key, kRememberedBits)];
     if (failed.last == last && failed.target == target) return Overlap::none;
     const Term &term = terms_[last];
     const int64_t low = std::max<int64_t>(0, ceil_div(target - reach_[last - 1], term.coefficient));

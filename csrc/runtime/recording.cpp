@@ -2,6 +2,7 @@
 #include "runtime/recording.h"
 
 #include "runtime/error.h"
+#include "runtime/hash.h"
 
 #if BARACUDA_WITH_CUDA
 #include <cuda.h>
@@ -28,8 +29,7 @@ LaunchByDriver find_launch_by_driver() {
   return reinterpret_cast<LaunchByDriver>(entry);
 }
 
-// The driver's handle of a kernel, kept for each thread: the runtime's own look-up takes as long as
-// all that run does before it.
+// The driver's handle of a kernel, which the runtime looks up at every launch; kept for each thread.
 CUfunction find_function(const void *kernel) {
   struct Entry {
     const void *kernel;
@@ -39,9 +39,7 @@ CUfunction find_function(const void *kernel) {
   constexpr int kBits = 7;
   static thread_local Entry entries[1 << kBits];
   const int device = DeviceGuard::guarded();
-  // Fibonacci hashing: the upper bits of a product with 2^64 over the golden ratio.
-  const uint64_t key = (reinterpret_cast<uintptr_t>(kernel) + unsigned(device)) * 0x9e3779b97f4a7c15u;
-  Entry &entry = entries[key >> (64 - kBits)];
+  Entry &entry = entries[fibonacci_hash(reinterpret_cast<uintptr_t>(kernel) + unsigned(device), kBits)];
   if (entry.kernel != kernel || entry.device != device) {
     cudaFunction_t function = nullptr;
     check_cuda(cudaGetFuncBySymbol(&function, kernel), "cudaGetFuncBySymbol");

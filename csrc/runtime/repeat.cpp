@@ -4,13 +4,12 @@
 #include <cstring>
 #include <memory>
 
+#include "runtime/hash.h"
 #include "runtime/tensor.h"
 
 namespace baracuda {
 namespace {
 
-// 2^64 over the golden ratio: Fibonacci hashing takes the upper bits of a product with it.
-constexpr uint64_t kGolden = 0x9e3779b97f4a7c15u;
 // The layers of a model share a plan, so there is room for many.
 constexpr int kPlacesBits = 7;
 
