@@ -261,39 +261,42 @@ struct Packed {
 #pragma unroll
     for (int i = 0; i < kWords; ++i) word[i] = turn ? other.word[i] : word[i];
   }
-  __device__ __forceinline__ void load(const void *from) {
-    constexpr int kPiece = kBytes < 16 ? kBytes : 16;
-    using Wide = Unsigned<kPiece>;
-#pragma unroll
-    for (int p = 0; p < kBytes / kPiece; ++p) {
-      const Wide wide = reinterpret_cast<const Wide *>(from)[p];
-      if constexpr (kPiece < 4) {
-        word[0] = wide;
-      } else {
-        memcpy(word + p * (kPiece / 4), &wide, kPiece);
-      }
-    }
-  }
-  __device__ __forceinline__ void store(void *to) const {
-    constexpr int kPiece = kBytes < 16 ? kBytes : 16;
-    using Wide = Unsigned<kPiece>;
-#pragma unroll
-    for (int p = 0; p < kBytes / kPiece; ++p) {
-      Wide wide;
-      if constexpr (kPiece < 4) {
-        wide = Wide(word[0]);
-      } else {
-        memcpy(&wide, word + p * (kPiece / 4), kPiece);
-      }
-      reinterpret_cast<Wide *>(to)[p] = wide;
-    }
-  }
   // Keeps the compiler from holding on to what it took apart earlier.
   __device__ __forceinline__ void forget() {
     if constexpr (kSize < 4) {
 #pragma unroll
       for (int i = 0; i < kWords; ++i) asm volatile("" : "+r"(word[i]));
     }
+  }
+
+  // Memory is read and written in pieces of sixteen bytes, or one shorter piece.
+  static constexpr int kPieceBytes = kBytes < 16 ? kBytes : 16;
+  static constexpr int kPieces = kBytes / kPieceBytes;
+  static constexpr int kPieceItems = kCount / kPieces;
+  __device__ __forceinline__ void load_piece(int piece, const void *from) {
+    const auto wide = *reinterpret_cast<const Unsigned<kPieceBytes> *>(from);
+    if constexpr (kPieceBytes < 4) {
+      word[0] = wide;
+    } else {
+      memcpy(word + piece * (kPieceBytes / 4), &wide, kPieceBytes);
+    }
+  }
+  __device__ __forceinline__ void store_piece(int piece, void *to) const {
+    Unsigned<kPieceBytes> wide;
+    if constexpr (kPieceBytes < 4) {
+      wide = Unsigned<kPieceBytes>(word[0]);
+    } else {
+      memcpy(&wide, word + piece * (kPieceBytes / 4), kPieceBytes);
+    }
+    *reinterpret_cast<Unsigned<kPieceBytes> *>(to) = wide;
+  }
+  __device__ __forceinline__ void load(const void *from) {
+#pragma unroll
+    for (int p = 0; p < kPieces; ++p) load_piece(p, reinterpret_cast<const std::byte *>(from) + p * kPieceBytes);
+  }
+  __device__ __forceinline__ void store(void *to) const {
+#pragma unroll
+    for (int p = 0; p < kPieces; ++p) store_piece(p, reinterpret_cast<std::byte *>(to) + p * kPieceBytes);
   }
 };
 
@@ -329,49 +332,6 @@ __device__ __forceinline__ T filler() {
   }
 }
 
-// A lane's kCount elements from `first` on, of which `left` are there. `row` is the tile's start.
-template <class Op, class T, int kCount>
-__device__ __forceinline__ void load_lane(Packed<T, kCount> &items, const T *row, int64_t step, int access, int first,
-                                          int left) {
-  if (access != kStrided && first + kCount <= left) {
-    items.load(access == kForward ? row + first : row - first - (kCount - 1));
-    items.turn_if(access == kBackward);
-  } else {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) items.put(i, first + i < left ? row[(first + i) * step] : filler<Op, T>());
-  }
-}
-
-template <class T, int kCount>
-__device__ __forceinline__ void store_lane(Packed<T, kCount> &items, T *row, int64_t step, int access, int first,
-                                           int left) {
-  if (access != kStrided && first + kCount <= left) {
-    items.turn_if(access == kBackward);
-    items.store(access == kForward ? row + first : row - first - (kCount - 1));
-  } else {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i)
-      if (first + i < left) row[(first + i) * step] = items.get(i);
-  }
-}
-
-// The same through shared memory of the warp's own, so that neighbouring lanes store neighbouring
-// elements.
-template <class T, int kCount>
-__device__ __forceinline__ void store_staged(Packed<T, kCount> &items, T *row, int64_t step, std::byte *stage, int lane,
-                                             int left) {
-  T *staged = reinterpret_cast<T *>(stage);
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) staged[lane * kCount + i] = items.get(i);
-  __syncwarp();
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) {
-    const int at = i * kWarp + lane;
-    if (at < left) row[at * step] = staged[at];
-  }
-  __syncwarp();
-}
-
 // ---- One lane's consecutive elements ----------------------------------------------------------
 
 // The map of kCount elements, and their common base where the operator knows of such.
@@ -379,14 +339,16 @@ template <int kCount, class Op, class Get>
 __device__ __forceinline__ typename Op::Map fold(const Op &op, typename Op::Acc &base, const Get &item) {
   if constexpr (Op::kBased) {
     using A = typename Op::Acc;
-    base = op.template common_base<kCount>([&](int i) { return item(i).in[0]; });
-    if (base == base) {
-      A sum = exp2_of(Op::exponent(item(0).in[0], base));
+    A largest = item(0).in[0];
 #pragma unroll
-      for (int i = 1; i < kCount; ++i) sum += exp2_of(Op::exponent(item(i).in[0], base));
-      return {base, sum};
-    }
+    for (int i = 1; i < kCount; ++i) largest = larger_of(largest, item(i).in[0]);
+    base = op.common_base(largest);
+    A sum = exp2_of(Op::exponent(item(0).in[0], base));
+#pragma unroll
+    for (int i = 1; i < kCount; ++i) sum += exp2_of(Op::exponent(item(i).in[0], base));
+    if (sum == sum) return {base, sum};
     // Rare: elements are taken out of the registers for a loop that stays short.
+    base = A(NAN);
     A x[kCount];
 #pragma unroll
     for (int i = 0; i < kCount; ++i) x[i] = item(i).in[0];
@@ -394,11 +356,12 @@ __device__ __forceinline__ typename Op::Map fold(const Op &op, typename Op::Acc 
 #pragma unroll 1
     for (int i = 0; i < kCount; ++i) map = op.combine(map, op.map({{x[i]}}));
     return map;
-  }
-  typename Op::Map map = op.map(item(0));
+  } else {
+    typename Op::Map map = op.map(item(0));
 #pragma unroll
-  for (int i = 1; i < kCount; ++i) map = op.combine(map, op.map(item(i)));
-  return map;
+    for (int i = 1; i < kCount; ++i) map = op.combine(map, op.map(item(i)));
+    return map;
+  }
 }
 
 // Applies kCount elements to `value` one after the other; put(i, result, value after it).
@@ -409,26 +372,26 @@ __device__ __forceinline__ void run(const Op &op, typename Op::Value value, type
     using A = typename Op::Acc;
     const bool exclusive = op.flags.exclusive;
     A out[kCount];
-    if (base == base) {
-      // The value is taken to the elements' base, or their sum to the value's.
-      const bool larger = base >= value.base;
-      const A down = scale_down(larger ? base - value.base : value.base - base);
-      const A scale = larger ? A(1) : down;
-      const A carry = larger ? value.sum * down : value.sum;
-      // Taken down, a value before elements of much larger base is lost.
-      const A before = Op::log_of(value);
-      if (larger) value.base = base;
-      A sum = A(0);
+    // The value is taken to the elements' base, or their sums to the value's.
+    const bool larger = base >= value.base;
+    const A down = scale_down(larger ? base - value.base : value.base - base);
+    const A scale = larger ? A(1) : down;
+    const A carry = larger ? value.sum * down : value.sum;
+    A sum = exp2_of(Op::exponent(item(0).in[0], base));
+    const A first = multiply_add(sum, scale, carry);
+    // Sums only grow, so where the first is well within the range of the base all are.
+    if (Op::well_scaled(first)) {
+      const A shared = larger ? base : value.base;
+      out[0] = Op::log_of_scaled(first, shared);
 #pragma unroll
-      for (int i = 0; i < kCount; ++i) {
+      for (int i = 1; i < kCount; ++i) {
         sum += exp2_of(Op::exponent(item(i).in[0], base));
-        value.sum = multiply_add(sum, scale, carry);
-        out[i] = Op::log_of(value);
+        out[i] = Op::log_of_scaled(multiply_add(sum, scale, carry), shared);
       }
       if (exclusive) {
 #pragma unroll
         for (int i = kCount - 1; i > 0; --i) out[i] = out[i - 1];
-        out[0] = before;
+        out[0] = Op::log_of(value);
       }
     } else {
       A x[kCount];
@@ -456,26 +419,7 @@ __device__ __forceinline__ void run(const Op &op, typename Op::Value value, type
   }
 }
 
-// ---- A warp's part of a row -------------------------------------------------------------------
-
-template <class Op>
-struct Pointers {
-  // Rows of the operands, by slot of the Layout.
-  std::byte *row[Op::Inputs::size + Op::Outputs::size];
-};
-
-template <class Op>
-__device__ __forceinline__ Pointers<Op> rows_of(const Geometry &g, int64_t row) {
-  Pointers<Op> pointers;
-  for_each<Op::Inputs::size>([&](auto k) {
-    pointers.row[k()] = reinterpret_cast<std::byte *>(row_start<at<k(), typename Op::Inputs>>(g, k(), row));
-  });
-  for_each<Op::Outputs::size>([&](auto k) {
-    constexpr int slot = Op::Inputs::size + k();
-    pointers.row[slot] = reinterpret_cast<std::byte *>(row_start<at<k(), typename Op::Outputs>>(g, slot, row));
-  });
-  return pointers;
-}
+// ---- A warp's share of a row ------------------------------------------------------------------
 
 // The value before a row's first element.
 template <class Op>
@@ -488,15 +432,17 @@ __device__ __forceinline__ typename Op::Value initial_value(const Op &op, const 
   return op.start();
 }
 
-// Behind the last element of a gradient's row stands the forward scan's initial value.
+// What an operator finds behind the last element of a row, as its neighbour.
 template <class Op>
-__device__ __forceinline__ typename Op::Acc behind_last(const Geometry &g, int64_t row) {
+__device__ __forceinline__ typename Op::Acc behind_last(const Op &op, const Geometry &g, int64_t row,
+                                                        typename Op::Acc last) {
   if constexpr (Op::kFinal) {
     using T = at<0, typename Op::Inputs>;
     constexpr int slot = Layout<Op>::kInitialSlot;
-    if (g.data[slot]) return widen<typename Op::Acc>(*row_start<T>(g, slot, row));
+    return g.data[slot] ? widen<typename Op::Acc>(*row_start<T>(g, slot, row)) : typename Op::Acc(0);
+  } else {
+    return op.behind(last);
   }
-  return typename Op::Acc(0);
 }
 
 template <class Op>
@@ -531,279 +477,259 @@ struct Accesses {
   int of[kMaxScanOperands];
 };
 
-// Vectors are sixteen bytes of the widest input, unless the outputs would be longer than 32 bytes.
-template <class Op>
-constexpr int kVector = 16 / Bytes<typename Op::Inputs>::widest() < 32 / Bytes<typename Op::Outputs>::widest()
-                            ? 16 / Bytes<typename Op::Inputs>::widest()
-                            : 32 / Bytes<typename Op::Outputs>::widest();
-
-// Vectors are kept in shared memory with their low address bits mixed, so that neither reading
-// consecutive vectors nor reading a lane's run of kVectors has bank conflicts.
-template <int kVectors>
-__device__ __forceinline__ int mixed(int vector) {
-  constexpr int kShift = kVectors > 8 ? 4 : 3;
-  return vector ^ ((vector >> kShift) & 7);
+// Pieces are kept in shared memory with their low address bits mixed, so that neither reading
+// consecutive pieces nor reading a lane's run of kPieces has bank conflicts.
+template <int kPieces>
+__device__ __forceinline__ int mixed(int piece) {
+  constexpr int kShift = kPieces > 8 ? 4 : 3;
+  return kPieces == 1 ? piece : piece ^ ((piece >> kShift) & 7);
 }
 
-// Between vector j of the warp's j-th group, which is how memory is read and written best, and the
-// lane's own run of consecutive vectors, which is how they are scanned best.
-template <bool kToRuns, int kGroups, class P>
-__device__ __forceinline__ void transpose(P *const (&items)[kGroups], std::byte *stage, int lane) {
-  if constexpr (kGroups > 1) {
-#pragma unroll
-    for (int j = 0; j < kGroups; ++j)
-      items[j]->store(stage + mixed<kGroups>(kToRuns ? j * kWarp + lane : lane * kGroups + j) * P::kBytes);
-    __syncwarp();
-#pragma unroll
-    for (int j = 0; j < kGroups; ++j)
-      items[j]->load(stage + mixed<kGroups>(kToRuns ? lane * kGroups + j : j * kWarp + lane) * P::kBytes);
-    __syncwarp();
-  }
-}
+// Where the elements of a warp are: slot s of its 32 * kRun holds element `first + s % width` of row
+// `row + s / width`, if there is such. `width` is a power of two, and all slots where the row is
+// longer.
+struct Slots {
+  int64_t row;
+  int64_t first;
+  int shift;  // log2(width)
+  int rows;   // that there are
+  int left;   // elements of a row from `first` on; at most width + 1, which tells that more follow
 
-// What a warp holds of one row: kGroups times 32 vectors, of which a lane scans kGroups that follow
-// one another.
-template <class Op, int kGroups>
-struct Part {
+  __device__ __forceinline__ Slots(const Geometry &g, int64_t row, int64_t first, int shift, int slots)
+      : row(row),
+        first(first),
+        shift(shift),
+        rows(int(min(max(g.rows - row, int64_t(0)), int64_t(slots >> shift)))),
+        left(int(min(max(g.length - first, int64_t(0)), int64_t(1 << shift) + 1))) {}
+  __device__ __forceinline__ int place(int slot) const { return slot & ((1 << shift) - 1); }
+  __device__ __forceinline__ bool exists(int slot) const { return (slot >> shift) < rows && place(slot) < left; }
+};
+
+template <class Op, int kRun>
+struct Share {
   using A = typename Op::Acc;
   using Map = typename Op::Map;
-  static constexpr int V = kVector<Op>;
-  static constexpr int kRun = kGroups * V;  // of a lane
-  static constexpr int kGroup = kWarp * V;
-  static constexpr int kItems = kGroups * kGroup;
+  static constexpr int kItems = kWarp * kRun;
   static constexpr int kInputs = Op::Inputs::size;
   static constexpr int kLast = kInputs - 1;
   static constexpr int kWidest = Bytes<typename Op::Inputs>::widest() > Bytes<typename Op::Outputs>::widest()
                                      ? Bytes<typename Op::Inputs>::widest()
                                      : Bytes<typename Op::Outputs>::widest();
-  // A warp's room for transposing an operand.
+  // A warp's room for one operand.
   static constexpr int kStageBytes = kItems * kWidest;
 
-  Held<typename Op::Inputs, V> items[kGroups];
+  Held<typename Op::Inputs, kRun> raw;
   A next;  // what follows the lane's run
-  A base;
-  Map before;     // what comes before the lane's run within this part
-  int64_t first;  // of the row
-  int left;       // elements from `first` on, but not more than kItems + 1
+  A base;  // of the run, where the operator knows of such
 
-  __device__ __forceinline__ void load(const Geometry &g, const Accesses &access, const Pointers<Op> &pointers,
-                                       int64_t start, int lane) {
-    first = start;
-    const int64_t rest = g.length - first;
-    left = rest < 0 ? 0 : rest > kItems ? kItems + 1 : int(rest);
-#pragma unroll
-    for (int j = 0; j < kGroups; ++j) {
-      for_each<kInputs>([&](auto k) {
-        using T = at<k(), typename Op::Inputs>;
-        load_lane<Op>(held<k()>(items[j]), reinterpret_cast<const T *>(pointers.row[k()]) + first * g.step[k()],
-                      g.step[k()], access.of[k()], j * kGroup + lane * V, left);
-      });
+  // The lane's own row, or one that there is.
+  __device__ __forceinline__ static int64_t row_of(const Slots &slots, int lane) {
+    return slots.row + max(min((lane * kRun) >> slots.shift, slots.rows - 1), 0);
+  }
+  __device__ __forceinline__ static bool whole_run(const Slots &slots, int lane) {
+    return ((lane * kRun) >> slots.shift) < slots.rows && slots.place(lane * kRun) + kRun <= slots.left;
+  }
+  // From the first slots of each lane's row, where a slot's element is in memory.
+  template <class T>
+  __device__ __forceinline__ static T *address(const Slots &slots, T *own, int64_t step, int slot) {
+    T *start = own;
+    if ((1 << slots.shift) < kItems)
+      start = reinterpret_cast<T *>(__shfl_sync(kAll, reinterpret_cast<unsigned long long>(own), slot / kRun));
+    return start + slots.place(slot) * step;
+  }
+  template <class T>
+  __device__ __forceinline__ static T *own_row(const Geometry &g, int operand, const Slots &slots, int lane) {
+    return row_start<T>(g, operand, row_of(slots, lane)) + slots.first * g.step[operand];
+  }
+
+  template <class T>
+  __device__ __forceinline__ static void load_one(const Slots &slots, const T *own, int64_t step, bool vectors,
+                                                  bool backward, Packed<T, kRun> &run, std::byte *stage, int lane) {
+    using P = Packed<T, kRun>;
+    if (vectors) {
+      const T *from = own + slots.place(lane * kRun) * step;
+      run.load(backward ? from - (kRun - 1) : from);
+      run.turn_if(backward);
+      return;
     }
+    // One by one, neighbouring lanes neighbouring elements, through memory that the warp shares.
+    constexpr int kAtOnce = 8;
+#pragma unroll 1
+    for (int i = 0; i < kRun; i += kAtOnce) {
+      T value[kAtOnce];
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) {
+        const int slot = (i + j) * kWarp + lane;
+        const T *from = address(slots, own, step, slot);
+        value[j] = slots.exists(slot) ? *from : filler<Op, T>();
+      }
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) *staged<T>(stage, (i + j) * kWarp + lane) = value[j];
+    }
+    __syncwarp();
+#pragma unroll
+    for (int p = 0; p < P::kPieces; ++p)
+      run.load_piece(p, stage + mixed<P::kPieces>(lane * P::kPieces + p) * P::kPieceBytes);
+    __syncwarp();
+  }
+  template <class T>
+  __device__ __forceinline__ static T *staged(std::byte *stage, int slot) {
+    using P = Packed<T, kRun>;
+    return reinterpret_cast<T *>(stage + mixed<P::kPieces>(slot / P::kPieceItems) * P::kPieceBytes) +
+           slot % P::kPieceItems;
+  }
+
+  __device__ __forceinline__ void load(const Op &op, const Geometry &g, const Accesses &access, const Slots &slots,
+                                       std::byte *stage, int lane) {
+    const bool full = __all_sync(kAll, whole_run(slots, lane));
+    const int left = ((lane * kRun) >> slots.shift) < slots.rows ? slots.left - slots.place(lane * kRun) : 0;
+    for_each<kInputs>([&](auto k) {
+      using T = at<k(), typename Op::Inputs>;
+      const T *own = own_row<const T>(g, k(), slots, lane);
+      if constexpr (Op::kNeighbour && k() == kLast) {
+        next = A(0);
+        if (lane == kWarp - 1 && left > kRun) next = widen<A>(own[kItems * g.step[k()]]);
+      }
+      load_one(slots, own, g.step[k()], full && access.of[k()] != kStrided, access.of[k()] == kBackward,
+               held<k()>(raw), stage, lane);
+    });
     if constexpr (Op::kNeighbour) {
       using T = at<kLast, typename Op::Inputs>;
-      next = A(0);
-      if (lane == kWarp - 1 && left > kItems)
-        next = widen<A>(reinterpret_cast<const T *>(pointers.row[kLast])[(first + kItems) * g.step[kLast]]);
+      auto &last = held<kLast>(raw);
+      const A following = shuffle_down(last.template widened<A>(0), 1);
+      if (lane < kWarp - 1) next = following;
+      if (left == kRun) {
+        next = behind_last(op, g, row_of(slots, lane), last.template widened<A>(kRun - 1));
+      } else if (left > 0 && left < kRun) {
+#pragma unroll
+        for (int i = 1; i < kRun; ++i)
+          if (i == left)
+            last.replace(i, narrow<T>(behind_last(op, g, row_of(slots, lane), last.template widened<A>(i - 1))));
+      }
     }
   }
 
   // Element i of the lane's run.
-  __device__ __forceinline__ typename Op::Item item(const Op &op, const Geometry &g, int i, int lane) {
+  __device__ __forceinline__ typename Op::Item item(int i, uint32_t position, uint32_t onward) {
     typename Op::Item item = {};
-    for_each<kInputs>([&](auto k) { item.in[k()] = held<k()>(items[i / V]).template widened<A>(i % V); });
-    const int place = lane * kRun + i;
-    if constexpr (Op::kNeighbour) {
-      const int after = i + 1 < kRun ? i + 1 : i;
-      item.next = i + 1 < kRun ? held<kLast>(items[after / V]).template widened<A>(after % V) : next;
-      item.has_next = place + 1 < left;
-      if constexpr (Op::kFinal) {
-        if (!item.has_next) item.next = next;
-      }
-    }
-    if constexpr (Op::kPosition)
-      item.position = uint32_t(op.flags.reverse ? g.length - 1 - (first + place) : first + place);
+    for_each<kInputs>([&](auto k) { item.in[k()] = held<k()>(raw).template widened<A>(i); });
+    if constexpr (Op::kNeighbour)
+      item.next = i + 1 < kRun ? held<kLast>(raw).template widened<A>(i + 1 < kRun ? i + 1 : i) : next;
+    if constexpr (Op::kPosition) item.position = position + uint32_t(i) * onward;
     return item;
   }
+  __device__ __forceinline__ static uint32_t position_of(const Op &op, const Geometry &g, const Slots &slots,
+                                                         int lane) {
+    const int64_t place = slots.first + slots.place(lane * kRun);
+    return uint32_t(op.flags.reverse ? g.length - 1 - place : place);
+  }
+  __device__ __forceinline__ static uint32_t onward(const Op &op) { return op.flags.reverse ? 0xffffffffu : 1u; }
+  // Lanes that hold a row.
+  __device__ __forceinline__ static int lanes(const Slots &slots) { return max((1 << slots.shift) / kRun, 1); }
 
-  // The map of the whole part, in every lane.
-  __device__ __forceinline__ Map reduce(const Op &op, const Geometry &g, int64_t row, std::byte *stage, int lane) {
-    for_each<kInputs>([&](auto k) {
-      using P = Packed<at<k(), typename Op::Inputs>, V>;
-      P *vectors[kGroups];
-#pragma unroll
-      for (int j = 0; j < kGroups; ++j) vectors[j] = &held<k()>(items[j]);
-      transpose<true, kGroups, P>(vectors, stage, lane);
-    });
-    if constexpr (Op::kNeighbour) {
-      const A following = shuffle_down(held<kLast>(items[0]).template widened<A>(0), 1);
-      if (lane < kWarp - 1) next = following;
-      if constexpr (Op::kFinal) {
-        if (lane * kRun < left && lane * kRun + kRun >= left) next = behind_last<Op>(g, row);
-      }
-    }
-    const Map own = fold<kRun>(op, base, [&](int i) { return item(op, g, i, lane); });
-    const Map inclusive = warp_scan(op, own, lane);
-    before = exclusive_of(op, inclusive, lane);
-#pragma unroll
-    for (int j = 0; j < kGroups; ++j) for_each<kInputs>([&](auto k) { held<k()>(items[j]).forget(); });
-    return shuffle(inclusive, kWarp - 1);
+  // The maps up to the end of each lane's run, within its row.
+  __device__ __forceinline__ Map reduce(const Op &op, const Geometry &g, const Slots &slots, int lane) {
+    const uint32_t position = position_of(op, g, slots, lane);
+    const Map own = fold<kRun>(op, base, [&](int i) { return item(i, position, onward(op)); });
+    return warp_scan(op, own, lane, lanes(slots));
   }
 
-  // Outputs, with `value` before the part.
-  __device__ __forceinline__ void finish(const Op &op, const Geometry &g, const Accesses &access,
-                                         const Pointers<Op> &pointers, typename Op::Value value, int64_t row,
-                                         std::byte *stage, int lane) {
-    Held<typename Op::Outputs, V> outputs[kGroups];
+  template <class U>
+  __device__ __forceinline__ static void store_one(const Slots &slots, U *own, int64_t step, bool vectors,
+                                                   bool backward, Packed<U, kRun> &run, std::byte *stage, int lane) {
+    using P = Packed<U, kRun>;
+    const bool turned = vectors && backward;
+    run.turn_if(turned);
+#pragma unroll
+    for (int p = 0; p < P::kPieces; ++p)
+      run.store_piece(
+          p, stage + mixed<P::kPieces>(lane * P::kPieces + (turned ? P::kPieces - 1 - p : p)) * P::kPieceBytes);
+    __syncwarp();
+    if (vectors) {
+      using Wide = Unsigned<P::kPieceBytes>;
+#pragma unroll
+      for (int p = 0; p < P::kPieces; ++p) {
+        const int piece = p * kWarp + lane;
+        U *to = address(slots, own, step, piece * P::kPieceItems) - (turned ? P::kPieceItems - 1 : 0);
+        *reinterpret_cast<Wide *>(to) =
+            *reinterpret_cast<const Wide *>(stage + mixed<P::kPieces>(piece) * P::kPieceBytes);
+      }
+    } else {
+#pragma unroll 1
+      for (int i = 0; i < kRun; ++i) {
+        const int slot = i * kWarp + lane;
+        U *to = address(slots, own, step, slot);
+        if (slots.exists(slot)) *to = *staged<U>(stage, slot);
+      }
+    }
+    __syncwarp();
+  }
+
+  // Outputs, with `value` before the lane's run.
+  __device__ __forceinline__ void finish(const Op &op, const Geometry &g, const Accesses &access, const Slots &slots,
+                                         typename Op::Value value, std::byte *stage, int lane) {
+    const uint32_t position = position_of(op, g, slots, lane);
+    const bool full = __all_sync(kAll, whole_run(slots, lane));
+    Held<typename Op::Outputs, kRun> outputs;
     run<kRun>(
-        op, op.apply(before, value), base, [&](int i) { return item(op, g, i, lane); },
+        op, value, base, [&](int i) { return item(i, position, onward(op)); },
         [&](int i, const typename Op::Result &result, const typename Op::Value &after) {
-          keep<Op, V>(outputs[i / V], i % V, result);
+          keep<Op, kRun>(outputs, i, result);
           if constexpr (Op::kFinal) {
-            if (lane * kRun + i == left - 1) store_final<Op>(g, row, after);
+            if (slots.place(lane * kRun) + i == slots.left - 1 && slots.exists(lane * kRun + i))
+              store_final<Op>(g, row_of(slots, lane), after);
           }
         });
     for_each<Op::Outputs::size>([&](auto k) {
       using U = at<k(), typename Op::Outputs>;
-      using P = Packed<U, V>;
       constexpr int slot = kInputs + k();
-      if (Op::Outputs::size > 1 && !g.data[slot]) return;
-      P *vectors[kGroups];
-#pragma unroll
-      for (int j = 0; j < kGroups; ++j) vectors[j] = &held<k()>(outputs[j]);
-      transpose<false, kGroups, P>(vectors, stage, lane);
-      U *to = reinterpret_cast<U *>(pointers.row[slot]) + first * g.step[slot];
-#pragma unroll
-      for (int j = 0; j < kGroups; ++j) {
-        if (access.of[slot] == kStrided) {
-          store_staged(*vectors[j], to + j * kGroup * g.step[slot], g.step[slot], stage, lane,
-                       min(left, kItems) - j * kGroup);
-        } else {
-          store_lane(*vectors[j], to, g.step[slot], access.of[slot], j * kGroup + lane * V, min(left, kItems));
-        }
-      }
+      if (Op::Outputs::size == 1 || g.data[slot])
+        store_one(slots, own_row<U>(g, slot, slots, lane), g.step[slot], full && access.of[slot] != kStrided,
+                  access.of[slot] == kBackward, held<k()>(outputs), stage, lane);
     });
   }
 };
 
-// ---- Rows: one or several warps for each row --------------------------------------------------
+// ---- Rows: several in a warp, or one or several warps for each --------------------------------
 
-constexpr int kMaxRowWarps = 16;
+constexpr int kRowWarps = 8;
 
-template <class Op, int kGroups, int kBlocks>
-__global__ void __launch_bounds__(kMaxRowWarps *kWarp, kBlocks)
+// `row_warps` warps for each row; where that is one, rows of 2^shift slots.
+template <class Op, int kRun, int kBlocks>
+__global__ void __launch_bounds__(kRowWarps *kWarp, kBlocks)
     scan_rows(const __grid_constant__ Op op, const __grid_constant__ Geometry g,
-              const __grid_constant__ Accesses access, int row_warps) {
+              const __grid_constant__ Accesses access, int row_warps, int shift) {
   using Map = typename Op::Map;
-  using Row = Part<Op, kGroups>;
+  using Row = Share<Op, kRun>;
   extern __shared__ __align__(16) std::byte stages[];
-  __shared__ Map totals[2][kMaxRowWarps];
+  __shared__ Map totals[2][kRowWarps];
   wait_for_earlier_work();
   let_next_kernel_start();
   const int lane = int(threadIdx.x) % kWarp;
   const int warp = int(threadIdx.x) / kWarp;
   const int place = warp % row_warps;
-  const int64_t row = int64_t(blockIdx.x) * (int(blockDim.x) / kWarp / row_warps) + warp / row_warps;
-  // A row's warps come to the barriers together; a block's rows are of one length.
-  const bool live = row < g.rows;
-  const Pointers<Op> pointers = rows_of<Op>(g, live ? row : g.rows - 1);
-  typename Op::Value carry = initial_value(op, g, live ? row : g.rows - 1);
+  std::byte *stage = stages + warp * Row::kStageBytes;
+  const int64_t row = (int64_t(blockIdx.x) * (kRowWarps / row_warps) + warp / row_warps) * (Row::kItems >> shift);
+  typename Op::Value carry = initial_value(op, g, min(row + (lane * kRun >> shift), g.rows - 1));
   int parity = 0;
+  // A row's warps come to the barriers together; a block's rows are of one length.
   for (int64_t tile = 0; tile < g.length; tile += int64_t(row_warps) * Row::kItems) {
-    Row part;
-    part.load(g, access, pointers, live ? tile + place * Row::kItems : g.length, lane);
-    std::byte *stage = stages + warp * Row::kStageBytes;
-    Map total = part.reduce(op, g, row, stage, lane);
+    const Slots slots(g, row, tile + place * Row::kItems, shift, Row::kItems);
+    Row share;
+    share.load(op, g, access, slots, stage, lane);
+    const Map inclusive = share.reduce(op, g, slots, lane);
     typename Op::Value value = carry;
     if (row_warps > 1) {
-      if (lane == 0) totals[parity][warp] = total;
+      if (lane == kWarp - 1) totals[parity][warp] = inclusive;
       __syncthreads();
       Map others = lane < row_warps ? totals[parity][warp - place + lane] : op.identity();
-      others = warp_scan(op, others, lane);
-      total = shuffle(others, row_warps - 1);
+      others = warp_scan(op, others, lane, kRowWarps);
       const Map left = shuffle(others, place > 0 ? place - 1 : 0);
       if (place > 0) value = op.apply(left, carry);
+      carry = op.apply(shuffle(others, row_warps - 1), carry);
       parity ^= 1;
     }
-    part.finish(op, g, access, pointers, value, row, stage, lane);
-    carry = op.apply(total, carry);
-  }
-}
-
-// ---- Short rows: a few lanes for each row -----------------------------------------------------
-
-constexpr int kShortThreads = 256;
-
-// `width` lanes, a power of two, hold a row.
-template <class Op>
-constexpr int kRowsAtOnce = 4;
-
-template <class Op>
-__global__ void __launch_bounds__(kShortThreads)
-    scan_short_rows(const __grid_constant__ Op op, const __grid_constant__ Geometry g,
-                    const __grid_constant__ Accesses access, int width) {
-  constexpr int V = kVector<Op>;
-  constexpr int kRows = kRowsAtOnce<Op>;
-  constexpr int kInputs = Op::Inputs::size;
-  using A = typename Op::Acc;
-  wait_for_earlier_work();
-  let_next_kernel_start();
-  const int lane = int(threadIdx.x) % kWarp;
-  const int first = (lane & (width - 1)) * V;
-  const int length = int(g.length);
-  const int rows_per_block = kShortThreads / width;
-  const int64_t base = int64_t(blockIdx.x) * (rows_per_block * kRows) + int(threadIdx.x) / width;
-  Held<typename Op::Inputs, V> items[kRows];
-#pragma unroll
-  for (int r = 0; r < kRows; ++r) {
-    const int64_t row = base + r * rows_per_block;
-    for_each<kInputs>([&](auto k) {
-      using T = at<k(), typename Op::Inputs>;
-      load_lane<Op>(held<k()>(items[r]), row_start<T>(g, k(), min(row, g.rows - 1)), g.step[k()], access.of[k()], first,
-                    row < g.rows ? length : 0);
-    });
-  }
-#pragma unroll
-  for (int r = 0; r < kRows; ++r) {
-    const int64_t row = base + r * rows_per_block;
-    A neighbour = A(0);
-    if constexpr (Op::kNeighbour) {
-      neighbour = shuffle_down(held<kInputs - 1>(items[r]).template widened<A>(0), 1);
-      if constexpr (Op::kFinal) {
-        if (first < length && first + V >= length && row < g.rows) neighbour = behind_last<Op>(g, row);
-      }
-    }
-    const auto item = [&](int i) {
-      typename Op::Item item = {};
-      for_each<kInputs>([&](auto k) { item.in[k()] = held<k()>(items[r]).template widened<A>(i); });
-      if constexpr (Op::kNeighbour) {
-        item.next = i + 1 < V ? held<kInputs - 1>(items[r]).template widened<A>(i + 1 < V ? i + 1 : i) : neighbour;
-        item.has_next = first + i + 1 < length;
-        if constexpr (Op::kFinal) {
-          if (!item.has_next) item.next = neighbour;
-        }
-      }
-      if constexpr (Op::kPosition) item.position = uint32_t(op.flags.reverse ? length - 1 - (first + i) : first + i);
-      return item;
-    };
-    A common;
-    const typename Op::Map inclusive = warp_scan(op, fold<V>(op, common, item), lane, width);
-    const typename Op::Map before = exclusive_of(op, inclusive, lane, width);
-    if (row < g.rows && first < length) {
-      Held<typename Op::Outputs, V> outputs;
-      run<V>(op, op.apply(before, initial_value(op, g, row)), common, item,
-             [&](int i, const typename Op::Result &result, const typename Op::Value &after) {
-               keep<Op, V>(outputs, i, result);
-               if constexpr (Op::kFinal) {
-                 if (first + i == length - 1) store_final<Op>(g, row, after);
-               }
-             });
-      for_each<Op::Outputs::size>([&](auto k) {
-        using U = at<k(), typename Op::Outputs>;
-        constexpr int slot = kInputs + k();
-        if (Op::Outputs::size == 1 || g.data[slot])
-          store_lane(held<k()>(outputs), row_start<U>(g, slot, row), g.step[slot], access.of[slot], first, length);
-      });
-    }
+    share.finish(op, g, access, slots, op.apply(exclusive_of(op, inclusive, lane, Row::lanes(slots)), value), stage, lane);
   }
 }
 

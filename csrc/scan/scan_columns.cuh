@@ -47,8 +47,9 @@ __global__ void __launch_bounds__(kGroups *kWarp, kBlocks)
   const int64_t column = int64_t(ticket - depth * tiles.across) * kTileColumns + lane * kColumns;
   const int64_t first = (int64_t(depth) * kGroups + group) * kLines;
   const bool there = column < g.rows;
-  // Lines from this thread's first on, but not more than one behind its last.
-  const int left = there ? int(max(min(g.length - first, int64_t(kLines + 1)), int64_t(0))) : 0;
+  // Lines from this thread's first on. What is read beyond the last one repeats it: it changes
+  // nothing before it.
+  const int64_t left = g.length - first;
   const auto start_of = [&](int operand) {
     return row_offset(g, operand, there ? column : 0) + first * g.step[operand];
   };
@@ -58,46 +59,38 @@ __global__ void __launch_bounds__(kGroups *kWarp, kBlocks)
   for_each<kInputs>([&](auto k) {
     using T = at<k(), typename Op::Inputs>;
     const int64_t step = g.step[k()];
-    const T *from = reinterpret_cast<const T *>(g.data[k()]) + start_of(k());
+    const T *from = reinterpret_cast<const T *>(g.data[k()]) + start_of(k()) + (left < 1 ? (left - 1) * step : 0);
 #pragma unroll
     for (int r = 0; r < kLines; ++r) {
-      if (r < left) {
-        held<k()>(lines[r]).load(from);
-      } else {
-        held<k()>(lines[r]).fill(filler<Op, T>());
-      }
-      from += step;
+      held<k()>(lines[r]).load(from);
+      if (r + 1 < left) from += step;
     }
-    if constexpr (Op::kNeighbour && k() == kLast) {
-      if (left > kLines) {
-        beyond.load(from);
-      } else {
-        beyond.fill(T{});
-      }
-    }
+    if constexpr (Op::kNeighbour && k() == kLast) beyond.load(from);
   });
 
   // What follows this thread's last line.
   A next[kColumns];
   if constexpr (Op::kNeighbour) {
+    using T = at<kLast, typename Op::Inputs>;
 #pragma unroll
-    for (int j = 0; j < kColumns; ++j) {
-      next[j] = beyond.template widened<A>(j);
-      if constexpr (Op::kFinal) {
-        if (left > 0 && left <= kLines) next[j] = behind_last<Op>(g, column + j);
+    for (int j = 0; j < kColumns; ++j) next[j] = beyond.template widened<A>(j);
+    if (left <= kLines) {
+#pragma unroll
+      for (int j = 0; j < kColumns; ++j) {
+        // Read beyond the last line, this is that line's.
+        const A behind = behind_last(op, g, there ? column + j : 0, next[j]);
+        next[j] = behind;
+#pragma unroll
+        for (int r = 1; r < kLines; ++r)
+          if (r == left) held<kLast>(lines[r]).replace(j, narrow<T>(behind));
       }
     }
   }
   const auto item_at = [&](int r, int j) {
     typename Op::Item item = {};
     for_each<kInputs>([&](auto k) { item.in[k()] = held<k()>(lines[r]).template widened<A>(j); });
-    if constexpr (Op::kNeighbour) {
-      item.has_next = r + 1 < left;
+    if constexpr (Op::kNeighbour)
       item.next = r + 1 < kLines ? held<kLast>(lines[r + 1 < kLines ? r + 1 : r]).template widened<A>(j) : next[j];
-      if constexpr (Op::kFinal) {
-        if (!item.has_next) item.next = next[j];
-      }
-    }
     if constexpr (Op::kPosition) item.position = uint32_t(op.flags.reverse ? g.length - 1 - (first + r) : first + r);
     return item;
   };
@@ -109,8 +102,11 @@ __global__ void __launch_bounds__(kGroups *kWarp, kBlocks)
     total[j] = fold<kLines>(op, base[j], [&](int r) { return item_at(r, j); });
     maps[group][lane * kColumns + j] = total[j];
   }
+  // A single input is widened twice, from fewer registers; coefficients of several are kept.
+  if constexpr (kInputs == 1) {
 #pragma unroll
-  for (int r = 0; r < kLines; ++r) for_each<kInputs>([&](auto k) { held<k()>(lines[r]).forget(); });
+    for (int r = 0; r < kLines; ++r) held<0>(lines[r]).forget();
+  }
   __syncthreads();
   Map before[kColumns];
 #pragma unroll
@@ -162,11 +158,11 @@ __global__ void __launch_bounds__(kGroups *kWarp, kBlocks)
         value[j] = op.step(value[j], item_at(r, j), result);
         keep<Op, kColumns>(outputs, j, result);
         if constexpr (Op::kFinal) {
-          if (r + 1 == left) store_final<Op>(g, column + j, value[j]);
+          if (there && r + 1 == left) store_final<Op>(g, column + j, value[j]);
         }
       }
     }
-    if (r < left)
+    if (there && r < left)
       for_each<Op::Outputs::size>([&](auto k) {
         using U = at<k(), typename Op::Outputs>;
         constexpr int slot = kInputs + k();

@@ -70,8 +70,13 @@ void scan_row(const Op &op, const Geometry &g, int64_t row) {
     typename Op::Item item = {};
     for_each<kInputs>([&](auto k) { item.in[k()] = load(k, place); });
     if constexpr (Op::kNeighbour) {
-      item.has_next = place + 1 < g.length;
-      item.next = item.has_next ? load(std::integral_constant<int, kInputs - 1>{}, place + 1) : behind;
+      if (place + 1 < g.length) {
+        item.next = load(std::integral_constant<int, kInputs - 1>{}, place + 1);
+      } else if constexpr (Op::kFinal) {
+        item.next = behind;
+      } else {
+        item.next = op.behind(item.in[kInputs - 1]);
+      }
     }
     if constexpr (Op::kPosition) item.position = uint32_t(op.flags.reverse ? g.length - 1 - place : place);
     typename Op::Result result;

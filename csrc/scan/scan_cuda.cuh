@@ -9,7 +9,7 @@ namespace baracuda::scan {
 
 template <class Op>
 struct CudaKernels {
-  enum class Path { short_rows, rows, long_rows, columns };
+  enum class Path { rows, long_rows, columns };
 
   // Tiles along a long row; 0 where rows of this length never take that path.
   static int64_t long_tiles(int64_t rows, int64_t length) {
@@ -34,7 +34,6 @@ struct CudaKernels {
     }
     const bool few = g.rows < kColumnsThatPay && long_tiles(g.rows, g.length) > 0;
     if (g.length > 1 && 2 * across > operands && !few) return Path::columns;
-    if (g.length <= int64_t(kWarp) * kVector<Op>) return Path::short_rows;
     return long_tiles(g.rows, g.length) > 0 ? Path::long_rows : Path::rows;
   }
 
@@ -53,8 +52,6 @@ struct CudaKernels {
 
   static const char *path(const Geometry &g) {
     switch (path_of(g)) {
-      case Path::short_rows:
-        return "short rows";
       case Path::rows:
         return "rows";
       case Path::long_rows:
@@ -68,8 +65,6 @@ struct CudaKernels {
     Op op;
     op.flags = flags;
     switch (path_of(g)) {
-      case Path::short_rows:
-        return launch_short(op, g, stream);
       case Path::rows:
         return launch_rows(op, g, stream);
       case Path::long_rows:
@@ -81,7 +76,7 @@ struct CudaKernels {
 
   static std::string arch(const char *plan) {
     return kernel_arch(plan,
-                       reinterpret_cast<const void *>(scan_rows<Op, Tuning<Op>::kRowGroups, Tuning<Op>::kRowBlocks>));
+                       reinterpret_cast<const void *>(scan_rows<Op, Tuning<Op>::kRun, Tuning<Op>::kRowBlocks>));
   }
 
   static constexpr CudaScan kScan = {workspace, path, run, arch};

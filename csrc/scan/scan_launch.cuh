@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 
 #include "runtime/workspace.h"
 #include "scan/scan_columns.cuh"
@@ -12,26 +13,26 @@ namespace baracuda::scan {
 // Shapes of the kernels, by what was measured: as many loads under way as registers allow.
 template <class Op>
 struct Tuning {
-  // Registers of one vector of each input.
-  static constexpr int kWords = Held<typename Op::Inputs, kVector<Op>>::kWords;
-  // Narrow integers are many kinds of kernels for few uses, so theirs are small.
-  static constexpr bool kSmall = std::is_same_v<typename Op::Acc, int64_t> && Bytes<typename Op::Inputs>::widest() < 4;
-  static constexpr int kItems = kWords <= 8 ? 16 : 8;
-  static constexpr int kRowGroups = kSmall || kVector<Op> >= kItems ? 1 : kItems / kVector<Op>;
-  static constexpr int kRowBlocks = 2;
-  static constexpr int kLongGroups = kRowGroups;
-  static constexpr int kLongWarps = 16;
+  static constexpr int kInputs = Op::Inputs::size;
+  static constexpr int kWidest = Bytes<typename Op::Inputs>::widest();
+  // A lane's elements of a row.
+  static constexpr int kRun = kWidest == 8 ? 8 : 16;
+  static constexpr int kRowBlocks = kInputs == 1 ? 4 : 2;
+  static constexpr int kLongRun = kWidest == 2 ? 32 : kRun;
+  static constexpr int kLongWarps = kInputs == 1 ? 16 : 8;
   static constexpr int kLongBlocks = 2;
-  // Columns of a thread: eight bytes of the widest input, but not more than four.
-  static constexpr int kWide = 8 / Bytes<typename Op::Inputs>::widest();
-  static constexpr int kColumns = kWide > 4 ? 4 : kWide;
-  static constexpr bool kHalfBased = Op::kBased && Bytes<typename Op::Inputs>::widest() == 2;
-  static constexpr int kLines = kSmall ? 4 : kWords <= 4 && !kHalfBased ? 16 : 8;
-  static constexpr int kColumnGroups = kWords > 4 || (Op::kBased && !kHalfBased) ? 8 : 16;
+  // Narrow integers are many kinds of kernels for few uses, so theirs are small.
+  static constexpr bool kSmall = std::is_same_v<typename Op::Acc, int64_t> && kWidest < 4;
+  // Columns of a thread: eight bytes, but not more than four, and two where there are several inputs.
+  static constexpr int kMostColumns = kInputs == 1 ? 4 : 2;
+  static constexpr int kColumns = 8 / kWidest > kMostColumns ? kMostColumns : 8 / kWidest;
+  static constexpr bool kHalfBased = Op::kBased && kWidest == 2;
+  static constexpr int kLines = kSmall ? 4 : kInputs == 1 && !kHalfBased ? 16 : 8;
+  static constexpr int kColumnGroups = kInputs > 1 || (Op::kBased && !kHalfBased) ? 8 : 16;
   static constexpr int kColumnBlocks = kColumnGroups == 8 ? 3 : 2;
 };
 template <class Op>
-constexpr int kLongTile = Tuning<Op>::kLongWarps * Part<Op, Tuning<Op>::kLongGroups>::kItems;
+constexpr int kLongTile = Tuning<Op>::kLongWarps * Share<Op, Tuning<Op>::kLongRun>::kItems;
 
 // From this many rows on, a block for each row fills the card.
 constexpr int64_t kRowsThatFill = 256;
@@ -41,12 +42,12 @@ constexpr int64_t kColumnsThatPay = 512;
 
 inline bool aligned(int64_t value, int64_t bytes) { return value % bytes == 0; }
 
-// How an operand's rows can be reached, `vector` elements of `size` bytes at a time.
-inline Access access_of(const Geometry &g, int operand, int64_t size, int vector) {
+// How an operand's rows can be reached, runs of `run` elements of `size` bytes at a time.
+inline Access access_of(const Geometry &g, int operand, int64_t size, int run) {
   const int64_t step = g.length == 1 ? 1 : g.step[operand];
-  const int64_t bytes = std::min<int64_t>(16, size * vector);
+  const int64_t bytes = std::min<int64_t>(16, size * run);
   if (step != 1 && step != -1) return kStrided;
-  const int64_t start = int64_t(reinterpret_cast<uintptr_t>(g.data[operand])) - (step == 1 ? 0 : (vector - 1) * size);
+  const int64_t start = int64_t(reinterpret_cast<uintptr_t>(g.data[operand])) - (step == 1 ? 0 : (run - 1) * size);
   if (!aligned(start, bytes)) return kStrided;
   for (int axis = 0; axis < g.rank; ++axis)
     if (!aligned(g.stride[operand][axis] * size, bytes)) return kStrided;
@@ -60,16 +61,25 @@ struct Sizes<List<T...>> {
   static constexpr int64_t of[] = {int64_t(sizeof(T))...};
 };
 
-template <class Op>
+template <class Op, int kRun>
 Accesses accesses_of(const Geometry &g) {
   Accesses accesses = {};
   for (int k = 0; k < Op::Inputs::size; ++k)
-    accesses.of[k] = access_of(g, k, Sizes<typename Op::Inputs>::of[k], kVector<Op>);
+    accesses.of[k] = access_of(g, k, Sizes<typename Op::Inputs>::of[k], kRun);
   for (int k = 0; k < Op::Outputs::size; ++k) {
     const int slot = Op::Inputs::size + k;
-    accesses.of[slot] = access_of(g, slot, Sizes<typename Op::Outputs>::of[k], kVector<Op>);
+    accesses.of[slot] = access_of(g, slot, Sizes<typename Op::Outputs>::of[k], kRun);
   }
   return accesses;
+}
+
+// Of the current device.
+inline int multiprocessors() {
+  int device = 0;
+  int count = 0;
+  check_cuda(cudaGetDevice(&device), "cudaGetDevice");
+  check_cuda(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute");
+  return count;
 }
 
 inline void allow_shared(const void *kernel, size_t bytes) {
@@ -78,27 +88,21 @@ inline void allow_shared(const void *kernel, size_t bytes) {
                "cudaFuncSetAttribute");
 }
 
-template <class Op>
-void launch_short(const Op &op, const Geometry &g, Stream stream) {
-  int width = 1;
-  while (int64_t(width) * kVector<Op> < g.length) width *= 2;
-  const int64_t rows = int64_t(kShortThreads / width) * kRowsAtOnce<Op>;
-  launch(scan_short_rows<Op>, {ceil_div(g.rows, rows), kShortThreads, 0, true}, stream, op, g, accesses_of<Op>(g),
-         width);
-}
-
-template <class Op, int kGroups = Tuning<Op>::kRowGroups, int kBlocks = Tuning<Op>::kRowBlocks>
+template <class Op, int kRun = Tuning<Op>::kRun, int kBlocks = Tuning<Op>::kRowBlocks>
 void launch_rows(const Op &op, const Geometry &g, Stream stream) {
-  constexpr int64_t kWarpItems = Part<Op, kGroups>::kItems;
-  // Tiles of equal numbers of warps.
-  const int64_t tiles = ceil_div(g.length, kMaxRowWarps * kWarpItems);
-  const int warps = int(ceil_div(ceil_div(g.length, tiles), kWarpItems));
-  const int rows = std::max(8 / warps, 1);
-  const Accesses accesses = accesses_of<Op>(g);
-  const size_t bytes = size_t(rows * warps) * Part<Op, kGroups>::kStageBytes;
-  const auto kernel = scan_rows<Op, kGroups, kBlocks>;
+  using Row = Share<Op, kRun>;
+  // Tiles of equal numbers of warps, a power of two so that a block's warps are all at work.
+  const int64_t tiles = ceil_div(g.length, kRowWarps * Row::kItems);
+  const int warps = int(std::bit_ceil(uint64_t(ceil_div(ceil_div(g.length, tiles), Row::kItems))));
+  // Lanes of a row that takes less than a warp.
+  const int lanes = warps > 1 ? kWarp : int(std::bit_ceil(uint64_t(ceil_div(g.length, kRun))));
+  const int shift = std::bit_width(unsigned(lanes * kRun)) - 1;
+  const int64_t rows = warps > 1 ? kRowWarps / warps : kRowWarps * (kWarp / lanes);
+  const auto kernel = scan_rows<Op, kRun, kBlocks>;
+  const size_t bytes = size_t(kRowWarps) * Row::kStageBytes;
   allow_shared(reinterpret_cast<const void *>(kernel), bytes);
-  launch(kernel, {ceil_div(g.rows, rows), rows * warps * kWarp, bytes, true}, stream, op, g, accesses, warps);
+  launch(kernel, {ceil_div(g.rows, rows), kRowWarps * kWarp, bytes, true}, stream, op, g, accesses_of<Op, kRun>(g),
+         warps, shift);
 }
 
 // The words of a long scan, zeroed by one memset.
@@ -120,18 +124,19 @@ struct LongWorkspace {
   }
 };
 
-template <class Op, int kGroups = Tuning<Op>::kLongGroups, int kWarps = Tuning<Op>::kLongWarps,
+template <class Op, int kRun = Tuning<Op>::kLongRun, int kWarps = Tuning<Op>::kLongWarps,
           int kBlocks = Tuning<Op>::kLongBlocks>
 void launch_long(const Op &op, const Geometry &g, std::byte *base, Stream stream) {
-  const LongWorkspace<Op> workspace(g, kWarps * Part<Op, kGroups>::kItems, base);
-  const Accesses accesses = accesses_of<Op>(g);
-  const size_t bytes = size_t(kWarps) * Part<Op, kGroups>::kStageBytes;
-  const auto kernel = scan_long_rows<Op, kGroups, kWarps, kBlocks>;
+  using Tile = Share<Op, kRun>;
+  const LongWorkspace<Op> workspace(g, kWarps * Tile::kItems, base);
+  const size_t bytes = size_t(kWarps) * Tile::kStageBytes;
+  const auto kernel = scan_long_rows<Op, kRun, kWarps, kBlocks>;
   allow_shared(reinterpret_cast<const void *>(kernel), bytes);
   check_cuda(cudaMemsetAsync(workspace.begin, 0, workspace.bytes, static_cast<cudaStream_t>(stream)),
              "cudaMemsetAsync");
-  // One block more than tiles: the scanner's.
-  launch(kernel, {int64_t(workspace.tiles.total) + 1, kWarps * kWarp, bytes}, stream, op, g, accesses, workspace.tiles);
+  // As many blocks as the card holds; each takes tiles until there are no more. One is the scanner's.
+  const int64_t blocks = std::min<int64_t>(workspace.tiles.total, int64_t(multiprocessors()) * kBlocks - 1) + 1;
+  launch(kernel, {blocks, kWarps * kWarp, bytes}, stream, op, g, accesses_of<Op, kRun>(g), workspace.tiles);
 }
 
 // One slot for each column's carry, zeroed by one memset.

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Few long rows: every row is cut into tiles, spread over the whole card, in one pass over memory.
 //
-// Each block takes a tile by ticket, holds it in registers and publishes its aggregate. One warp in
-// the whole grid, the scanner, reads the aggregates, folds them in batches of 128 in a fixed order
-// and publishes each tile's prefix, for which the tile's block waits. Nothing depends on timing but
-// when, never what.
+// Each block takes tiles by ticket. It holds a tile in registers, publishes its aggregate, and only
+// then finishes the tile that it took before, so that nobody waits for what was just published. One
+// warp in the whole grid, the scanner, reads the aggregates, folds them in batches of 128 in a fixed
+// order and publishes each tile's prefix. Nothing depends on timing but when, never what.
 //
-// Progress: tickets are handed out in order and the scanner has the first, so whatever a tile waits
-// for belongs to blocks that run already, and these publish their aggregates without waiting. The
+// Progress: tickets are handed out in order and the scanner has the first. A tile waits for the
+// aggregates of the tiles before it. Of those that are not published yet, the first belongs to a
+// block that runs and waits, if at all, for tiles that are still earlier, which are published. The
 // scanner publishes what the leading ready tiles allow and doesn't wait for whole batches.
 #pragma once
 
@@ -158,49 +159,81 @@ __device__ __forceinline__ typename Op::Map with_initial(const Op &op, const Geo
   return map;
 }
 
-template <class Op, int kGroups, int kWarps, int kBlocks>
+template <class Op, int kRun, int kWarps, int kBlocks>
 __global__ void __launch_bounds__(kWarps *kWarp, kBlocks)
     scan_long_rows(const __grid_constant__ Op op, const __grid_constant__ Geometry g,
                    const __grid_constant__ Accesses access, const __grid_constant__ LongTiles tiles) {
   using Map = typename Op::Map;
   using Value = typename Op::Value;
-  using Tile = Part<Op, kGroups>;
+  using Tile = Share<Op, kRun>;
+  constexpr int kShift = std::bit_width(unsigned(Tile::kItems)) - 1;
   extern __shared__ __align__(16) std::byte stages[];
-  __shared__ Map totals[kWarps];
-  __shared__ Value prefix;
-  __shared__ uint32_t ticket;
+  __shared__ Map totals[2][kWarps];
+  __shared__ Value prefixes[2];
+  __shared__ uint32_t tickets[2];
   const int lane = int(threadIdx.x) % kWarp;
   const int warp = int(threadIdx.x) / kWarp;
-  if (threadIdx.x == 0) ticket = atomicAdd(tiles.ticket, 1u);
+  std::byte *stage = stages + warp * Tile::kStageBytes;
+  if (threadIdx.x == 0) tickets[1] = atomicAdd(tiles.ticket, 1u);
   __syncthreads();
-  if (ticket == 0) {
+  uint32_t tile = tickets[1];
+  if (tile == 0) {
     if (warp == 0) scanner(op, tiles, lane);
     return;
   }
-  const uint32_t tile = ticket - 1;
-  const uint32_t place = tile % tiles.per_row;
-  const int64_t row = int64_t(tile / tiles.per_row);
-  const Pointers<Op> pointers = rows_of<Op>(g, row);
-  Tile part;
-  part.load(g, access, pointers, (int64_t(place) * kWarps + warp) * Tile::kItems, lane);
-  std::byte *stage = stages + warp * Tile::kStageBytes;
-  const Map total = part.reduce(op, g, row, stage, lane);
-  if (lane == 0) totals[warp] = total;
-  __syncthreads();
-  Map others = lane < kWarps ? totals[lane] : op.identity();
-  others = warp_scan(op, others, lane);
-  if (warp == 0) {
-    if (lane == kWarps - 1)
-      publish(tiles.aggregates + size_t(tile) * Words<Map>::count,
-              place == 0 ? with_initial(op, g, others, row) : others, kReady);
-    if (lane == 0)
-      prefix = place == 0 ? initial_value(op, g, row)
-                          : await<Value>(tiles.prefixes + size_t(tile) * Words<Value>::count, kReady);
+  tile -= 1;
+  const auto slots_of = [&](int64_t row, uint32_t place) {
+    return Slots(g, row, (int64_t(place) * kWarps + warp) * Tile::kItems, kShift, Tile::kItems);
+  };
+  Tile held;
+  Map before = op.identity();  // the lane's run, within the held tile
+  uint32_t place = 0;
+  int64_t row = 0;
+  bool holds = false;
+  for (int parity = 0;; parity ^= 1) {
+    const bool more = tile < tiles.total;
+    Tile next;
+    Map inclusive = op.identity();
+    uint32_t next_place = 0;
+    int64_t next_row = 0;
+    uint32_t ticket = 0;
+    if (more) {
+      if (threadIdx.x == 0) ticket = atomicAdd(tiles.ticket, 1u);
+      next_row = int64_t(tile / tiles.per_row);
+      next_place = tile - uint32_t(next_row) * tiles.per_row;
+      const Slots slots = slots_of(next_row, next_place);
+      next.load(op, g, access, slots, stage, lane);
+      inclusive = next.reduce(op, g, slots, lane);
+      if (lane == kWarp - 1) totals[parity][warp] = inclusive;
+      if (threadIdx.x == 0) tickets[parity] = ticket - 1;
+    }
+    if (holds && threadIdx.x == kWarp) {
+      const size_t at = size_t(row) * tiles.per_row + place;
+      prefixes[parity] =
+          place == 0 ? initial_value(op, g, row) : await<Value>(tiles.prefixes + at * Words<Value>::count, kReady);
+    }
+    __syncthreads();
+    Map next_before = op.identity();
+    if (more) {
+      Map others = lane < kWarps ? totals[parity][lane] : op.identity();
+      others = warp_scan(op, others, lane, kWarps);
+      if (warp == 0 && lane == kWarps - 1)
+        publish(tiles.aggregates + size_t(tile) * Words<Map>::count,
+                next_place == 0 ? with_initial(op, g, others, next_row) : others, kReady);
+      next_before = exclusive_of(op, inclusive, lane);
+      const Map left = shuffle(others, warp > 0 ? warp - 1 : 0);
+      if (warp > 0) next_before = op.combine(left, next_before);
+    }
+    if (holds)
+      held.finish(op, g, access, slots_of(row, place), op.apply(before, prefixes[parity]), stage, lane);
+    if (!more) return;
+    held = next;
+    before = next_before;
+    place = next_place;
+    row = next_row;
+    holds = true;
+    tile = tickets[parity];
   }
-  const Map left = shuffle(others, warp > 0 ? warp - 1 : 0);
-  __syncthreads();
-  const Value before = prefix;
-  part.finish(op, g, access, pointers, warp > 0 ? op.apply(left, before) : before, row, stage, lane);
 }
 
 }  // namespace baracuda::scan

@@ -61,9 +61,9 @@ struct List {
 template <class A, int kInputs>
 struct Element {
   A in[kInputs];
-  // The last input's value one place further on, for operators with kNeighbour.
+  // The last input's value one place further on, for operators with kNeighbour; behind the last
+  // element what the operator's `behind` says.
   A next;
-  bool has_next;
   // The place along the axis, in the tensor's own order; for operators with kPosition.
   uint32_t position;
 };
@@ -277,6 +277,18 @@ BARACUDA_HD inline float exp2_of(float x) {
 #endif
 }
 BARACUDA_HD inline double exp2_of(double x) { return ::exp2(x); }
+BARACUDA_HD inline float log2_of(float x) {
+#if defined(__CUDA_ARCH__)
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+#else
+  return std::log2(x);
+#endif
+}
+// The larger one; a NaN only if both are.
+BARACUDA_HD inline float larger_of(float a, float b) { return fmaxf(a, b); }
+BARACUDA_HD inline double larger_of(double a, double b) { return ::fmax(a, b); }
 
 template <class A>
 struct LogConstants;
@@ -286,6 +298,7 @@ struct LogConstants<float> {
   static constexpr float kLn16 = 2.77258873f, kLn16Rest = -7.61861720e-9f;   // together ln(16)
   static constexpr float kWhole = 4194304.0f;  // products with log2(e) beyond are whole numbers
   static constexpr float kLargest = 3e38f;
+  static constexpr float kFinite = 1e30f;
 };
 template <>
 struct LogConstants<double> {
@@ -293,6 +306,7 @@ struct LogConstants<double> {
   static constexpr double kLn16 = 2.772588722239781, kLn16Rest = 9.2761987253292384e-17;
   static constexpr double kWhole = 2251799813685248.0;
   static constexpr double kLargest = 1e308;
+  static constexpr double kFinite = 1e300;
 };
 
 template <class T, class A = Accumulator<T>>
@@ -333,13 +347,6 @@ struct LogSumExp : Basics<ScaledSum<A>, 1, A> {
   }
   BARACUDA_HD Value apply(Map map, Value value) const { return combine(value, map); }
   BARACUDA_HD static A log_of(Value value) {
-#if defined(__CUDA_ARCH__)
-    if constexpr (kCoarse) {
-      float log2;
-      asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(log2) : "f"(value.sum));
-      return multiply_add(log2, Constants::kLn16 / 4, value.base * Constants::kLn16);
-    }
-#endif
     const A log = std::log(value.sum);
     return multiply_add(value.base, Constants::kLn16, multiply_add(value.base, Constants::kLn16Rest, log));
   }
@@ -349,23 +356,28 @@ struct LogSumExp : Basics<ScaledSum<A>, 1, A> {
     return after;
   }
 
-  // One base for neighbouring elements whose exponentials are all well within its range, so that
-  // each costs one exponential and one addition. Not a number where there is none.
-  template <int kCount, class Get>
-  BARACUDA_HD A common_base(const Get &get) const {
-    A largest = get(0);
-    A smallest = largest;
-#ifdef __CUDA_ARCH__
-#pragma unroll
-#endif
-    for (int i = 1; i < kCount; ++i) {
-      const A x = get(i);
-      // A NaN stays in neither, so it is looked for where the sum is.
-      largest = x > largest ? x : largest;
-      smallest = x < smallest ? x : smallest;
+  // One base for neighbouring elements, so that each costs one exponential and one addition. Not a
+  // number where there is none.
+  BARACUDA_HD A common_base(A largest) const {
+    return largest < Constants::kWhole && largest > -Constants::kWhole ? base_for(largest) : A(NAN);
+  }
+  // Whether a sum is near enough to 1 for its smallest term's exponent to be precise, and finite.
+  BARACUDA_HD static bool well_scaled(A sum) { return sum >= A(1) / 262144 && sum < Constants::kFinite; }
+  // log_of for a well scaled sum.
+  BARACUDA_HD static A log_of_scaled(A sum, A base) {
+#if defined(__CUDA_ARCH__)
+    if constexpr (std::is_same_v<A, float>) {
+      if constexpr (kCoarse) return multiply_add(log2_of(sum), Constants::kLn16 / 4, base * Constants::kLn16);
+      // The exponent apart, as a number of its own: log2 of the rest is small and so is its error.
+      const uint32_t bits = bit_cast<uint32_t>(sum);
+      const float whole = bit_cast<float>((bits >> 23) | 0x4b000000u) - 8388735.0f;
+      const float rest = log2_of(bit_cast<float>((bits & 0x007fffffu) | 0x3f800000u));
+      const float exponent = multiply_add(base, 4.0f, whole);
+      return multiply_add(exponent, Constants::kLn16 / 4,
+                          multiply_add(exponent, Constants::kLn16Rest / 4, rest * (Constants::kLn16 / 4)));
     }
-    const bool near = largest - smallest <= A(40) && largest < Constants::kWhole && smallest > -Constants::kWhole;
-    return near ? base_for(largest) : A(NAN);
+#endif
+    return log_of({base, sum});
   }
 };
 
@@ -423,13 +435,14 @@ struct ProductGradient : AffineBasics<A, 1> {
   using Map = Affine<A>;
   using Item = Element<A, 3>;
   using Result = typename Basics<A, 1, A>::Result;
+  BARACUDA_HD A behind(A) const { return A(1); }
   BARACUDA_HD Map map(const Item &item) const {
     return {item.in[1], this->flags.exclusive ? item.in[0] : item.in[1] * item.in[0]};
   }
   BARACUDA_HD A step(A value, const Item &item, Result &result) const {
     const A sum = item.in[0] + value;
     const bool exclusive = this->flags.exclusive;
-    const A before = exclusive ? item.in[2] : item.has_next ? item.next : A(1);
+    const A before = exclusive ? item.in[2] : item.next;
     result.out[0] = before * (exclusive ? value : sum);
     return exclusive ? multiply_add(item.in[1], value, item.in[0]) : item.in[1] * sum;
   }
@@ -445,13 +458,13 @@ struct LogSumExpGradient : AffineBasics<A, 1> {
   using Map = Affine<A>;
   using Item = Element<A, 3>;
   using Result = typename Basics<A, 1, A>::Result;
+  BARACUDA_HD A behind(A) const { return -infinity<A>(); }
   BARACUDA_HD A coefficient(const Item &item) const {
     if (this->flags.exclusive) {
       const A y = item.in[2];
       return y == -infinity<A>() ? A(0) : share(y, item.in[1]);
     }
-    const A before = item.has_next ? item.next : -infinity<A>();
-    return before == -infinity<A>() ? A(0) : exp_of(before - item.in[2]);
+    return item.next == -infinity<A>() ? A(0) : exp_of(item.next - item.in[2]);
   }
   // exp(p) / (exp(p) + exp(q))
   BARACUDA_HD static A share(A p, A q) {
@@ -524,9 +537,10 @@ struct ExtremumGradient : ExtremumGradientBasics<A> {
   using Result = typename Basics<A, 1, A>::Result;
   BARACUDA_HD static bool record(const Item &item) {
     const A y = item.in[1];
-    const bool same = y == item.next || (y != y && item.next != item.next);
-    return !item.has_next || !same;
+    return !(y == item.next || (y != y && item.next != item.next));
   }
+  // Anything that differs.
+  BARACUDA_HD A behind(A last) const { return last != last ? A(0) : A(NAN); }
   BARACUDA_HD Map map(const Item &item) const { return this->map_of(item.in[0], record(item)); }
   BARACUDA_HD A step(A value, const Item &item, Result &result) const {
     return this->step_of(value, item.in[0], record(item), result);
