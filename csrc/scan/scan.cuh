@@ -51,42 +51,43 @@ struct Bytes<List<T...>> {
   }
 };
 
-// Where each operand's row begins.
+// An operand's place in a Geometry.
 template <class Op>
 struct Layout {
   static constexpr int kInputs = Op::Inputs::size;
   static constexpr int kOutputs = Op::Outputs::size;
-  static constexpr int kInitialSlot = kInputs + kOutputs;
-  static constexpr int kFinalSlot = kInputs + kOutputs + 1;
+  static constexpr int kLines = kInputs + kOutputs;
+  static constexpr int kInitialSlot = kLines;
+  static constexpr int kFinalSlot = kLines + 1;
 };
 
-__device__ __forceinline__ int64_t row_offset(const Geometry &g, int operand, int64_t row) {
-  if (g.rank <= 1) return g.rank == 0 ? 0 : row * g.stride[operand][0];
-  int64_t offset = 0;
-  if (g.rows <= int64_t(0xffffffffu)) {
-    uint32_t rest = uint32_t(row);
-#pragma unroll 1
-    for (int axis = g.rank - 1; axis > 0; --axis) {
-      const uint32_t extent = uint32_t(g.extent[axis]);
-      const uint32_t quotient = rest / extent;
-      offset += int64_t(rest - quotient * extent) * g.stride[operand][axis];
-      rest = quotient;
-    }
-    return offset + int64_t(rest) * g.stride[operand][0];
-  }
-  int64_t rest = row;
+// Where a row begins, in elements, in `kCount` operands from `first` on.
+template <int kCount>
+__device__ __forceinline__ void row_offsets(const Geometry &g, int64_t row, int first, int64_t (&offset)[kCount]) {
+#pragma unroll
+  for (int k = 0; k < kCount; ++k) offset[k] = 0;
 #pragma unroll 1
   for (int axis = g.rank - 1; axis > 0; --axis) {
-    const int64_t quotient = rest / g.extent[axis];
-    offset += (rest - quotient * g.extent[axis]) * g.stride[operand][axis];
-    rest = quotient;
+    const int64_t extent = g.extent[axis];
+    // A division of 64-bit numbers is many instructions.
+    const bool small = (row | extent) >> 32 == 0;
+    const int64_t quotient = small ? int64_t(uint32_t(row) / uint32_t(extent)) : row / extent;
+    const int64_t place = row - quotient * extent;
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) offset[k] += place * g.stride[first + k][axis];
+    row = quotient;
   }
-  return offset + rest * g.stride[operand][0];
+  if (g.rank > 0) {
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) offset[k] += row * g.stride[first + k][0];
+  }
 }
 
 template <class T>
 __device__ __forceinline__ T *row_start(const Geometry &g, int operand, int64_t row) {
-  return reinterpret_cast<T *>(g.data[operand]) + row_offset(g, operand, row);
+  int64_t offset[1];
+  row_offsets(g, row, operand, offset);
+  return reinterpret_cast<T *>(g.data[operand]) + offset[0];
 }
 
 // Maps and values move between lanes and blocks as 32-bit words.
@@ -322,16 +323,6 @@ __device__ __forceinline__ auto &held(Held<L, kCount> &all) {
   }
 }
 
-// Stands for elements behind a row's end, which must not disturb those before it.
-template <class Op, class T>
-__device__ __forceinline__ T filler() {
-  if constexpr (Op::kBased) {
-    return narrow<T>(-infinity<typename Op::Acc>());
-  } else {
-    return T{};
-  }
-}
-
 // ---- One lane's consecutive elements ----------------------------------------------------------
 
 // The map of kCount elements, and their common base where the operator knows of such.
@@ -475,6 +466,7 @@ __device__ __forceinline__ void keep(Held<typename Op::Outputs, kCount> &outputs
 
 struct Accesses {
   int of[kMaxScanOperands];
+  bool vectors;  // no input is strided
 };
 
 // Pieces are kept in shared memory with their low address bits mixed, so that neither reading
@@ -537,22 +529,21 @@ struct Share {
       start = reinterpret_cast<T *>(__shfl_sync(kAll, reinterpret_cast<unsigned long long>(own), slot / kRun));
     return start + slots.place(slot) * step;
   }
+  // Where the lane's row begins in the operands.
+  using Rows = int64_t[Layout<Op>::kLines];
+  __device__ __forceinline__ static void rows_of(const Geometry &g, const Slots &slots, int lane, Rows &rows) {
+    row_offsets(g, row_of(slots, lane), 0, rows);
+  }
   template <class T>
-  __device__ __forceinline__ static T *own_row(const Geometry &g, int operand, const Slots &slots, int lane) {
-    return row_start<T>(g, operand, row_of(slots, lane)) + slots.first * g.step[operand];
+  __device__ __forceinline__ static T *own_row(const Geometry &g, int operand, const Slots &slots, const Rows &rows) {
+    return reinterpret_cast<T *>(g.data[operand]) + (rows[operand] + slots.first * g.step[operand]);
   }
 
+  // One by one, neighbouring lanes neighbouring elements, through memory that the warp shares.
   template <class T>
-  __device__ __forceinline__ static void load_one(const Slots &slots, const T *own, int64_t step, bool vectors,
-                                                  bool backward, Packed<T, kRun> &run, std::byte *stage, int lane) {
+  __device__ __forceinline__ static void load_staged(const Slots &slots, const T *own, int64_t step,
+                                                     Packed<T, kRun> &run, std::byte *stage, int lane) {
     using P = Packed<T, kRun>;
-    if (vectors) {
-      const T *from = own + slots.place(lane * kRun) * step;
-      run.load(backward ? from - (kRun - 1) : from);
-      run.turn_if(backward);
-      return;
-    }
-    // One by one, neighbouring lanes neighbouring elements, through memory that the warp shares.
     constexpr int kAtOnce = 8;
 #pragma unroll 1
     for (int i = 0; i < kRun; i += kAtOnce) {
@@ -561,7 +552,7 @@ struct Share {
       for (int j = 0; j < kAtOnce; ++j) {
         const int slot = (i + j) * kWarp + lane;
         const T *from = address(slots, own, step, slot);
-        value[j] = slots.exists(slot) ? *from : filler<Op, T>();
+        value[j] = slots.exists(slot) ? *from : T{};
       }
 #pragma unroll
       for (int j = 0; j < kAtOnce; ++j) *staged<T>(stage, (i + j) * kWarp + lane) = value[j];
@@ -580,19 +571,29 @@ struct Share {
   }
 
   __device__ __forceinline__ void load(const Op &op, const Geometry &g, const Accesses &access, const Slots &slots,
-                                       std::byte *stage, int lane) {
+                                       const Rows &rows, std::byte *stage, int lane) {
     const bool full = __all_sync(kAll, whole_run(slots, lane));
     const int left = ((lane * kRun) >> slots.shift) < slots.rows ? slots.left - slots.place(lane * kRun) : 0;
-    for_each<kInputs>([&](auto k) {
-      using T = at<k(), typename Op::Inputs>;
-      const T *own = own_row<const T>(g, k(), slots, lane);
-      if constexpr (Op::kNeighbour && k() == kLast) {
-        next = A(0);
-        if (lane == kWarp - 1 && left > kRun) next = widen<A>(own[kItems * g.step[k()]]);
-      }
-      load_one(slots, own, g.step[k()], full && access.of[k()] != kStrided, access.of[k()] == kBackward,
-               held<k()>(raw), stage, lane);
-    });
+    if constexpr (Op::kNeighbour) {
+      using T = at<kLast, typename Op::Inputs>;
+      next = A(0);
+      if (lane == kWarp - 1 && left > kRun)
+        next = widen<A>(own_row<const T>(g, kLast, slots, rows)[kItems * g.step[kLast]]);
+    }
+    if (full && access.vectors) {
+      // All loads are under way before the first is waited for.
+      for_each<kInputs>([&](auto k) {
+        using T = at<k(), typename Op::Inputs>;
+        const T *from = own_row<const T>(g, k(), slots, rows) + slots.place(lane * kRun) * g.step[k()];
+        held<k()>(raw).load(access.of[k()] == kBackward ? from - (kRun - 1) : from);
+      });
+      for_each<kInputs>([&](auto k) { held<k()>(raw).turn_if(access.of[k()] == kBackward); });
+    } else {
+      for_each<kInputs>([&](auto k) {
+        load_staged(slots, own_row<const at<k(), typename Op::Inputs>>(g, k(), slots, rows), g.step[k()],
+                    held<k()>(raw), stage, lane);
+      });
+    }
     if constexpr (Op::kNeighbour) {
       using T = at<kLast, typename Op::Inputs>;
       auto &last = held<kLast>(raw);
@@ -667,7 +668,7 @@ struct Share {
 
   // Outputs, with `value` before the lane's run.
   __device__ __forceinline__ void finish(const Op &op, const Geometry &g, const Accesses &access, const Slots &slots,
-                                         typename Op::Value value, std::byte *stage, int lane) {
+                                         const Rows &rows, typename Op::Value value, std::byte *stage, int lane) {
     const uint32_t position = position_of(op, g, slots, lane);
     const bool full = __all_sync(kAll, whole_run(slots, lane));
     Held<typename Op::Outputs, kRun> outputs;
@@ -684,7 +685,7 @@ struct Share {
       using U = at<k(), typename Op::Outputs>;
       constexpr int slot = kInputs + k();
       if (Op::Outputs::size == 1 || g.data[slot])
-        store_one(slots, own_row<U>(g, slot, slots, lane), g.step[slot], full && access.of[slot] != kStrided,
+        store_one(slots, own_row<U>(g, slot, slots, rows), g.step[slot], full && access.of[slot] != kStrided,
                   access.of[slot] == kBackward, held<k()>(outputs), stage, lane);
     });
   }
@@ -711,12 +712,14 @@ __global__ void __launch_bounds__(kRowWarps *kWarp, kBlocks)
   std::byte *stage = stages + warp * Row::kStageBytes;
   const int64_t row = (int64_t(blockIdx.x) * (kRowWarps / row_warps) + warp / row_warps) * (Row::kItems >> shift);
   typename Op::Value carry = initial_value(op, g, min(row + (lane * kRun >> shift), g.rows - 1));
+  typename Row::Rows rows;
+  Row::rows_of(g, Slots(g, row, 0, shift, Row::kItems), lane, rows);
   int parity = 0;
   // A row's warps come to the barriers together; a block's rows are of one length.
   for (int64_t tile = 0; tile < g.length; tile += int64_t(row_warps) * Row::kItems) {
     const Slots slots(g, row, tile + place * Row::kItems, shift, Row::kItems);
     Row share;
-    share.load(op, g, access, slots, stage, lane);
+    share.load(op, g, access, slots, rows, stage, lane);
     const Map inclusive = share.reduce(op, g, slots, lane);
     typename Op::Value value = carry;
     if (row_warps > 1) {
@@ -729,7 +732,8 @@ __global__ void __launch_bounds__(kRowWarps *kWarp, kBlocks)
       carry = op.apply(shuffle(others, row_warps - 1), carry);
       parity ^= 1;
     }
-    share.finish(op, g, access, slots, op.apply(exclusive_of(op, inclusive, lane, Row::lanes(slots)), value), stage, lane);
+    value = op.apply(exclusive_of(op, inclusive, lane, Row::lanes(slots)), value);
+    share.finish(op, g, access, slots, rows, value, stage, lane);
   }
 }
 

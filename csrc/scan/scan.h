@@ -68,6 +68,7 @@ struct Choice {
   Operation operation;
   DLDataType in;
   DLDataType out;
+  bool exclusive = false;  // gradients of exclusive scans are operators of their own
 };
 
 using RunCpu = void (*)(const Flags &flags, const Geometry &geometry);

@@ -50,16 +50,16 @@ __global__ void __launch_bounds__(kGroups *kWarp, kBlocks)
   // Lines from this thread's first on. What is read beyond the last one repeats it: it changes
   // nothing before it.
   const int64_t left = g.length - first;
-  const auto start_of = [&](int operand) {
-    return row_offset(g, operand, there ? column : 0) + first * g.step[operand];
-  };
+  int64_t start[Layout<Op>::kLines];
+  row_offsets(g, there ? column : 0, 0, start);
 
   Held<typename Op::Inputs, kColumns> lines[kLines];
   Packed<at<kLast, typename Op::Inputs>, kColumns> beyond;
   for_each<kInputs>([&](auto k) {
     using T = at<k(), typename Op::Inputs>;
     const int64_t step = g.step[k()];
-    const T *from = reinterpret_cast<const T *>(g.data[k()]) + start_of(k()) + (left < 1 ? (left - 1) * step : 0);
+    const T *from = reinterpret_cast<const T *>(g.data[k()]) +
+                    (start[k()] + (left < 1 ? g.length - 1 : first) * step);
 #pragma unroll
     for (int r = 0; r < kLines; ++r) {
       held<k()>(lines[r]).load(from);
@@ -144,8 +144,6 @@ __global__ void __launch_bounds__(kGroups *kWarp, kBlocks)
             held<0>(lines[r]).replace(j, narrow<at<0, typename Op::Outputs>>(result.out[0]));
           });
   }
-  int64_t start[Op::Outputs::size];
-  for_each<Op::Outputs::size>([&](auto k) { start[k()] = start_of(kInputs + k()); });
 #pragma unroll
   for (int r = 0; r < kLines; ++r) {
     Held<typename Op::Outputs, kColumns> outputs;
@@ -167,7 +165,8 @@ __global__ void __launch_bounds__(kGroups *kWarp, kBlocks)
         using U = at<k(), typename Op::Outputs>;
         constexpr int slot = kInputs + k();
         if (Op::Outputs::size == 1 || g.data[slot])
-          held<k()>(outputs).store(reinterpret_cast<U *>(g.data[slot]) + start[k()] + r * g.step[slot]);
+          held<k()>(outputs).store(reinterpret_cast<U *>(g.data[slot]) +
+                                (start[slot] + (first + r) * g.step[slot]));
       });
   }
 }

@@ -13,6 +13,7 @@ struct CudaKernels {
 
   // Tiles along a long row; 0 where rows of this length never take that path.
   static int64_t long_tiles(int64_t rows, int64_t length) {
+    if (Op::kRare) return 0;
     constexpr int64_t kTile = kLongTile<Op>;
     // One block at a time works its way along a row otherwise, so rows must be few and long for
     // the card's blocks to be better spread over tiles.
@@ -22,6 +23,7 @@ struct CudaKernels {
   }
 
   static Path path_of(const Geometry &g) {
+    if (Op::kRare) return Path::rows;
     // Columns, where most operands have their shortest steps across the rows.
     int across = 0;
     int operands = 0;
@@ -45,33 +47,25 @@ struct CudaKernels {
     g.length = length;
     if (long_tiles(rows, length) > 0) bytes = LongWorkspace<Op>(g, kLongTile<Op>, nullptr).bytes;
     // Strides can make columns of any rows.
-    if (length > Tuning<Op>::kLines * Tuning<Op>::kColumnGroups)
+    if (!Op::kRare && length > Tuning<Op>::kLines * Tuning<Op>::kColumnGroups)
       bytes = std::max(bytes, ColumnWorkspace<Op>(g, nullptr).bytes);
     return bytes;
   }
 
   static const char *path(const Geometry &g) {
-    switch (path_of(g)) {
-      case Path::rows:
-        return "rows";
-      case Path::long_rows:
-        return "long rows";
-      default:
-        return "columns";
-    }
+    constexpr const char *kNames[] = {"rows", "long rows", "columns"};
+    return kNames[int(path_of(g))];
   }
 
   static void run(const Flags &flags, const Geometry &g, std::byte *base, Stream stream) {
     Op op;
     op.flags = flags;
-    switch (path_of(g)) {
-      case Path::rows:
-        return launch_rows(op, g, stream);
-      case Path::long_rows:
-        return launch_long(op, g, base, stream);
-      default:
-        return launch_columns(op, g, base, stream);
+    const Path path = path_of(g);
+    if constexpr (!Op::kRare) {
+      if (path == Path::long_rows) return launch_long(op, g, base, stream);
+      if (path == Path::columns) return launch_columns(op, g, base, stream);
     }
+    launch_rows(op, g, stream);
   }
 
   static std::string arch(const char *plan) {

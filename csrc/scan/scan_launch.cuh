@@ -28,6 +28,8 @@ struct Tuning {
   static constexpr int kColumns = 8 / kWidest > kMostColumns ? kMostColumns : 8 / kWidest;
   static constexpr bool kHalfBased = Op::kBased && kWidest == 2;
   static constexpr int kLines = kSmall ? 4 : kInputs == 1 && !kHalfBased ? 16 : 8;
+  // Columns that can only be had one by one are shorter loads, so there are more of them.
+  static constexpr int kSingleLines = kColumns > 1 ? 2 * kLines : kLines;
   static constexpr int kColumnGroups = kInputs > 1 || (Op::kBased && !kHalfBased) ? 8 : 16;
   static constexpr int kColumnBlocks = kColumnGroups == 8 ? 3 : 2;
 };
@@ -66,6 +68,7 @@ Accesses accesses_of(const Geometry &g) {
   Accesses accesses = {};
   for (int k = 0; k < Op::Inputs::size; ++k)
     accesses.of[k] = access_of(g, k, Sizes<typename Op::Inputs>::of[k], kRun);
+  accesses.vectors = std::none_of(accesses.of, accesses.of + Op::Inputs::size, [](int of) { return of == kStrided; });
   for (int k = 0; k < Op::Outputs::size; ++k) {
     const int slot = Op::Inputs::size + k;
     accesses.of[slot] = access_of(g, slot, Sizes<typename Op::Outputs>::of[k], kRun);
@@ -197,7 +200,7 @@ void launch_columns(const Op &op, const Geometry &g, std::byte *base, Stream str
       return;
     }
   }
-  launch_columns_of<Op, 1, kLines, kGroups, kBlocks>(op, g, base, stream);
+  launch_columns_of<Op, 1, Tuning<Op>::kSingleLines, kGroups, kBlocks>(op, g, base, stream);
 }
 
 }  // namespace baracuda::scan

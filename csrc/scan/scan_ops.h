@@ -117,6 +117,7 @@ struct Basics {
   static constexpr bool kPosition = false;
   static constexpr bool kInitial = false;  // a value before the first element may be given, per row
   static constexpr bool kFinal = false;    // the value after the last element may be asked for, per row
+  static constexpr bool kRare = false;     // seldom asked for, so not worth a kernel for each access pattern
   static constexpr bool kBased = false;    // several elements can be taken at once, relative to one base
   struct Result {
     A out[kOutputCount];
@@ -426,63 +427,59 @@ struct LinearRecurrence : AffineBasics<A, 1> {
 // The gradients scan from the other end: T_j = c_j (g_j + T_{j+1}), dx_j = o_j (g_j + T_{j+1}),
 // with g_j left out of dx_j, and not scaled in T_j, where the forward scan was exclusive.
 
-// Inputs dy, x, y. c_j = x_j, o_j = y_{j-1}; exclusive: T_j = x_j T_{j+1} + g_j, o_j = y_j.
-template <class T, class A = Accumulator<T>>
-struct ProductGradient : AffineBasics<A, 1> {
+// What product and log-sum-exp have in common. `c` and `o` come from Own.
+template <class Own, bool kExclusive, class A>
+struct ChainGradient : AffineBasics<A, 1> {
   static constexpr bool kNeighbour = true;
-  using Inputs = List<T, T, T>;
-  using Outputs = List<T>;
+  static constexpr bool kRare = kExclusive;
   using Map = Affine<A>;
   using Item = Element<A, 3>;
   using Result = typename Basics<A, 1, A>::Result;
-  BARACUDA_HD A behind(A) const { return A(1); }
   BARACUDA_HD Map map(const Item &item) const {
-    return {item.in[1], this->flags.exclusive ? item.in[0] : item.in[1] * item.in[0]};
+    const A c = Own::carried(item);
+    return {c, kExclusive ? item.in[0] : c * item.in[0]};
   }
   BARACUDA_HD A step(A value, const Item &item, Result &result) const {
+    const A c = Own::carried(item);
     const A sum = item.in[0] + value;
-    const bool exclusive = this->flags.exclusive;
-    const A before = exclusive ? item.in[2] : item.next;
-    result.out[0] = before * (exclusive ? value : sum);
-    return exclusive ? multiply_add(item.in[1], value, item.in[0]) : item.in[1] * sum;
+    result.out[0] = Own::own(item, kExclusive ? value : sum);
+    return kExclusive ? multiply_add(c, value, item.in[0]) : c * sum;
   }
+};
+
+// Inputs dy, x, y. c_j = x_j, o_j = y_{j-1}; exclusive: o_j = y_j.
+template <class T, bool kExclusive, class A = Accumulator<T>>
+struct ProductGradient : ChainGradient<ProductGradient<T, kExclusive, A>, kExclusive, A> {
+  using Inputs = List<T, T, T>;
+  using Outputs = List<T>;
+  using Item = Element<A, 3>;
+  BARACUDA_HD static A behind(A) { return A(1); }
+  BARACUDA_HD static A carried(const Item &item) { return item.in[1]; }
+  BARACUDA_HD static A own(const Item &item, A sum) { return (kExclusive ? item.in[2] : item.next) * sum; }
 };
 
 // Inputs dy, x, y. c_j = exp(y_{j-1} - y_j), o_j = exp(x_j - y_j). Exclusive, with Y_j =
 // log(exp(y_j) + exp(x_j)) as the inclusive output: c_j = exp(y_j - Y_j), o_j = exp(x_j - Y_j).
-template <class T, class A = Accumulator<T>>
-struct LogSumExpGradient : AffineBasics<A, 1> {
-  static constexpr bool kNeighbour = true;
+template <class T, bool kExclusive, class A = Accumulator<T>>
+struct LogSumExpGradient : ChainGradient<LogSumExpGradient<T, kExclusive, A>, kExclusive, A> {
   using Inputs = List<T, T, T>;
   using Outputs = List<T>;
-  using Map = Affine<A>;
   using Item = Element<A, 3>;
-  using Result = typename Basics<A, 1, A>::Result;
-  BARACUDA_HD A behind(A) const { return -infinity<A>(); }
-  BARACUDA_HD A coefficient(const Item &item) const {
-    if (this->flags.exclusive) {
-      const A y = item.in[2];
-      return y == -infinity<A>() ? A(0) : share(y, item.in[1]);
-    }
-    return item.next == -infinity<A>() ? A(0) : exp_of(item.next - item.in[2]);
+  BARACUDA_HD static A behind(A) { return -infinity<A>(); }
+  BARACUDA_HD static A carried(const Item &item) {
+    const A before = kExclusive ? item.in[2] : item.next;
+    if (before == -infinity<A>()) return A(0);
+    return kExclusive ? share(before, item.in[1]) : exp_of(before - item.in[2]);
+  }
+  BARACUDA_HD static A own(const Item &item, A sum) {
+    const A x = item.in[1];
+    if (x == -infinity<A>()) return A(0);
+    return (kExclusive ? share(x, item.in[2]) : exp_of(x - item.in[2])) * sum;
   }
   // exp(p) / (exp(p) + exp(q))
   BARACUDA_HD static A share(A p, A q) {
     const A scale = exp_of(p > q ? q - p : p - q);
     return (p > q ? A(1) : scale) / (A(1) + scale);
-  }
-  BARACUDA_HD Map map(const Item &item) const {
-    const A c = coefficient(item);
-    return {c, this->flags.exclusive ? item.in[0] : c * item.in[0]};
-  }
-  BARACUDA_HD A step(A value, const Item &item, Result &result) const {
-    const A c = coefficient(item);
-    const A sum = item.in[0] + value;
-    const bool exclusive = this->flags.exclusive;
-    const A x = item.in[1];
-    const A weight = exclusive ? share(x, item.in[2]) : exp_of(x - item.in[2]);
-    result.out[0] = x == -infinity<A>() ? A(0) : weight * (exclusive ? value : sum);
-    return exclusive ? multiply_add(c, value, item.in[0]) : c * sum;
   }
 };
 
@@ -493,8 +490,9 @@ struct Segment {
   uint32_t restarted;
 };
 
-template <class A>
+template <class A, bool kExclusive>
 struct ExtremumGradientBasics : Basics<A, 1, A> {
+  static constexpr bool kRare = kExclusive;
   using Map = Segment<A>;
   using Result = typename Basics<A, 1, A>::Result;
   BARACUDA_HD Map identity() const { return {A(0), 0}; }
@@ -503,18 +501,17 @@ struct ExtremumGradientBasics : Basics<A, 1, A> {
     return {r.restarted ? r.sum : l.sum + r.sum, l.restarted | r.restarted};
   }
   BARACUDA_HD A apply(const Map &map, A value) const { return map.restarted ? map.sum : value + map.sum; }
-  BARACUDA_HD Map map_of(A dy, bool record) const { return {this->flags.exclusive || !record ? dy : A(0), record}; }
+  BARACUDA_HD Map map_of(A dy, bool record) const { return {kExclusive || !record ? dy : A(0), record}; }
   BARACUDA_HD A step_of(A value, A dy, bool record, Result &result) const {
-    const bool exclusive = this->flags.exclusive;
     const A sum = value + dy;
-    result.out[0] = record ? (exclusive ? value : sum) : A(0);
-    return record ? (exclusive ? dy : A(0)) : sum;
+    result.out[0] = record ? (kExclusive ? value : sum) : A(0);
+    return record ? (kExclusive ? dy : A(0)) : sum;
   }
 };
 
 // Inputs dy, marks: whether the element is a record.
-template <class T, class A = Accumulator<T>>
-struct MarkedExtremumGradient : ExtremumGradientBasics<A> {
+template <class T, bool kExclusive, class A = Accumulator<T>>
+struct MarkedExtremumGradient : ExtremumGradientBasics<A, kExclusive> {
   using Inputs = List<T, Boolean>;
   using Outputs = List<T>;
   using Map = Segment<A>;
@@ -526,9 +523,9 @@ struct MarkedExtremumGradient : ExtremumGradientBasics<A> {
   }
 };
 
-// Inputs dy, y. Element j is a record where y_j differs from y_{j-1}, NaN being equal to NaN.
+// Inputs dy, y of an inclusive scan. Element j is a record where y_j differs from y_{j-1}, NaN being equal to NaN.
 template <class T, class A = Accumulator<T>>
-struct ExtremumGradient : ExtremumGradientBasics<A> {
+struct ExtremumGradient : ExtremumGradientBasics<A, false> {
   static constexpr bool kNeighbour = true;
   using Inputs = List<T, T>;
   using Outputs = List<T>;

@@ -61,7 +61,7 @@ class AxisPlan : public Plan {
     size_t workspace = 0;
   };
   Pass pass_for(Operation operation, DLDataType in, DLDataType out) const {
-    const Choice choice = {operation, in, out};
+    const Choice choice = {operation, in, out, flags_.exclusive};
     Pass pass;
     if constexpr (kWithCuda) {
       if (device().is_cuda()) {
