@@ -131,15 +131,15 @@ __device__ __forceinline__ V shuffle(const V &value, int lane) {
   return from_words<V>(words);
 }
 
-// Inclusive scan over groups of `width` lanes.
-template <class Op>
+// Inclusive scan over groups of `width` lanes, at most kMostLanes.
+template <int kMostLanes = kWarp, class Op>
 __device__ __forceinline__ typename Op::Map warp_scan(const Op &op, typename Op::Map map, int lane, int width = kWarp) {
 #pragma unroll
-  for (int distance = 1; distance < kWarp; distance *= 2) {
-    if (distance < width) {
-      const typename Op::Map left = shuffle_up(map, distance);
-      if ((lane & (width - 1)) >= distance) map = op.combine(left, map);
-    }
+  for (int distance = 1; distance < kMostLanes; distance *= 2) {
+    // Without a branch, which would cost more than combining with nothing.
+    typename Op::Map left = shuffle_up(map, distance);
+    if ((lane & (width - 1)) < distance) left = op.identity();
+    map = op.combine(left, map);
   }
   return map;
 }
@@ -325,18 +325,30 @@ __device__ __forceinline__ auto &held(Held<L, kCount> &all) {
 
 // ---- One lane's consecutive elements ----------------------------------------------------------
 
-// The map of kCount elements, and their common base where the operator knows of such.
+// What elements of an operator with kBased have in common.
+template <class Op>
+struct Common {
+  typename Op::Acc base;
+
+  template <class Get>
+  __device__ __forceinline__ typename Op::Acc term(int i, const Get &item) const {
+    return exp2_of(Op::exponent(item(i).in[0], base));
+  }
+};
+
+// The map of kCount elements, and what they have in common.
 template <int kCount, class Op, class Get>
-__device__ __forceinline__ typename Op::Map fold(const Op &op, typename Op::Acc &base, const Get &item) {
+__device__ __forceinline__ typename Op::Map fold(const Op &op, Common<Op> &common, const Get &item) {
   if constexpr (Op::kBased) {
     using A = typename Op::Acc;
+    A &base = common.base;
     A largest = item(0).in[0];
 #pragma unroll
     for (int i = 1; i < kCount; ++i) largest = larger_of(largest, item(i).in[0]);
     base = op.common_base(largest);
-    A sum = exp2_of(Op::exponent(item(0).in[0], base));
+    A sum = common.term(0, item);
 #pragma unroll
-    for (int i = 1; i < kCount; ++i) sum += exp2_of(Op::exponent(item(i).in[0], base));
+    for (int i = 1; i < kCount; ++i) sum += common.term(i, item);
     if (sum == sum) return {base, sum};
     // Rare: elements are taken out of the registers for a loop that stays short.
     base = A(NAN);
@@ -357,10 +369,11 @@ __device__ __forceinline__ typename Op::Map fold(const Op &op, typename Op::Acc 
 
 // Applies kCount elements to `value` one after the other; put(i, result, value after it).
 template <int kCount, class Op, class Get, class Put>
-__device__ __forceinline__ void run(const Op &op, typename Op::Value value, typename Op::Acc base, const Get &item,
+__device__ __forceinline__ void run(const Op &op, typename Op::Value value, const Common<Op> &common, const Get &item,
                                     const Put &put) {
   if constexpr (Op::kBased) {
     using A = typename Op::Acc;
+    const A base = common.base;
     const bool exclusive = op.flags.exclusive;
     A out[kCount];
     // The value is taken to the elements' base, or their sums to the value's.
@@ -368,7 +381,7 @@ __device__ __forceinline__ void run(const Op &op, typename Op::Value value, type
     const A down = scale_down(larger ? base - value.base : value.base - base);
     const A scale = larger ? A(1) : down;
     const A carry = larger ? value.sum * down : value.sum;
-    A sum = exp2_of(Op::exponent(item(0).in[0], base));
+    A sum = common.term(0, item);
     const A first = multiply_add(sum, scale, carry);
     // Sums only grow, so where the first is well within the range of the base all are.
     if (Op::well_scaled(first)) {
@@ -376,7 +389,7 @@ __device__ __forceinline__ void run(const Op &op, typename Op::Value value, type
       out[0] = Op::log_of_scaled(first, shared);
 #pragma unroll
       for (int i = 1; i < kCount; ++i) {
-        sum += exp2_of(Op::exponent(item(i).in[0], base));
+        sum += common.term(i, item);
         out[i] = Op::log_of_scaled(multiply_add(sum, scale, carry), shared);
       }
       if (exclusive) {
@@ -512,7 +525,7 @@ struct Share {
 
   Held<typename Op::Inputs, kRun> raw;
   A next;  // what follows the lane's run
-  A base;  // of the run, where the operator knows of such
+  Common<Op> common;  // of the run
 
   // The lane's own row, or one that there is.
   __device__ __forceinline__ static int64_t row_of(const Slots &slots, int lane) {
@@ -631,7 +644,7 @@ struct Share {
   // The maps up to the end of each lane's run, within its row.
   __device__ __forceinline__ Map reduce(const Op &op, const Geometry &g, const Slots &slots, int lane) {
     const uint32_t position = position_of(op, g, slots, lane);
-    const Map own = fold<kRun>(op, base, [&](int i) { return item(i, position, onward(op)); });
+    const Map own = fold<kRun>(op, common, [&](int i) { return item(i, position, onward(op)); });
     return warp_scan(op, own, lane, lanes(slots));
   }
 
@@ -673,7 +686,7 @@ struct Share {
     const bool full = __all_sync(kAll, whole_run(slots, lane));
     Held<typename Op::Outputs, kRun> outputs;
     run<kRun>(
-        op, value, base, [&](int i) { return item(i, position, onward(op)); },
+        op, value, common, [&](int i) { return item(i, position, onward(op)); },
         [&](int i, const typename Op::Result &result, const typename Op::Value &after) {
           keep<Op, kRun>(outputs, i, result);
           if constexpr (Op::kFinal) {
@@ -695,11 +708,11 @@ struct Share {
 
 constexpr int kRowWarps = 8;
 
-// `row_warps` warps for each row; where that is one, rows of 2^shift slots.
+// 2^warps_shift warps for each row; where that is one, rows of 2^shift slots.
 template <class Op, int kRun, int kBlocks>
 __global__ void __launch_bounds__(kRowWarps *kWarp, kBlocks)
     scan_rows(const __grid_constant__ Op op, const __grid_constant__ Geometry g,
-              const __grid_constant__ Accesses access, int row_warps, int shift) {
+              const __grid_constant__ Accesses access, int warps_shift, int shift) {
   using Map = typename Op::Map;
   using Row = Share<Op, kRun>;
   extern __shared__ __align__(16) std::byte stages[];
@@ -708,9 +721,11 @@ __global__ void __launch_bounds__(kRowWarps *kWarp, kBlocks)
   let_next_kernel_start();
   const int lane = int(threadIdx.x) % kWarp;
   const int warp = int(threadIdx.x) / kWarp;
-  const int place = warp % row_warps;
+  const int row_warps = 1 << warps_shift;
+  const int place = warp & (row_warps - 1);
   std::byte *stage = stages + warp * Row::kStageBytes;
-  const int64_t row = (int64_t(blockIdx.x) * (kRowWarps / row_warps) + warp / row_warps) * (Row::kItems >> shift);
+  const int64_t row = (int64_t(blockIdx.x) * (kRowWarps >> warps_shift) + (warp >> warps_shift)) *
+                      (Row::kItems >> shift);
   typename Op::Value carry = initial_value(op, g, min(row + (lane * kRun >> shift), g.rows - 1));
   typename Row::Rows rows;
   Row::rows_of(g, Slots(g, row, 0, shift, Row::kItems), lane, rows);
@@ -726,7 +741,7 @@ __global__ void __launch_bounds__(kRowWarps *kWarp, kBlocks)
       if (lane == kWarp - 1) totals[parity][warp] = inclusive;
       __syncthreads();
       Map others = lane < row_warps ? totals[parity][warp - place + lane] : op.identity();
-      others = warp_scan(op, others, lane, kRowWarps);
+      others = warp_scan<kRowWarps>(op, others, lane, kRowWarps);
       const Map left = shuffle(others, place > 0 ? place - 1 : 0);
       if (place > 0) value = op.apply(left, carry);
       carry = op.apply(shuffle(others, row_warps - 1), carry);

@@ -95,11 +95,11 @@ __global__ void __launch_bounds__(kGroups *kWarp, kBlocks)
     return item;
   };
 
-  A base[kColumns];
+  Common<Op> common[kColumns];
   Map total[kColumns];
 #pragma unroll
   for (int j = 0; j < kColumns; ++j) {
-    total[j] = fold<kLines>(op, base[j], [&](int r) { return item_at(r, j); });
+    total[j] = fold<kLines>(op, common[j], [&](int r) { return item_at(r, j); });
     maps[group][lane * kColumns + j] = total[j];
   }
   // A single input is widened twice, from fewer registers; coefficients of several are kept.
@@ -139,7 +139,7 @@ __global__ void __launch_bounds__(kGroups *kWarp, kBlocks)
 #pragma unroll
     for (int j = 0; j < kColumns; ++j)
       run<kLines>(
-          op, value[j], base[j], [&](int r) { return item_at(r, j); },
+          op, value[j], common[j], [&](int r) { return item_at(r, j); },
           [&](int r, const typename Op::Result &result, const Value &) {
             held<0>(lines[r]).replace(j, narrow<at<0, typename Op::Outputs>>(result.out[0]));
           });

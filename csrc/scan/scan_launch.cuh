@@ -16,25 +16,23 @@ struct Tuning {
   static constexpr int kInputs = Op::Inputs::size;
   static constexpr int kWidest = Bytes<typename Op::Inputs>::widest();
   // A lane's elements of a row.
-  static constexpr int kRun = kWidest == 8 ? 8 : 16;
-  static constexpr int kRowBlocks = kInputs == 1 ? 4 : 2;
-  static constexpr int kLongRun = kWidest == 2 ? 32 : kRun;
-  static constexpr int kLongWarps = kInputs == 1 ? 16 : 8;
-  static constexpr int kLongBlocks = 2;
+  static constexpr int kRun = kWidest == 8 ? 8 : kWidest == 2 ? 32 : 16;
+  static constexpr int kRowBlocks = kInputs > 1 ? 2 : kRun == 32 ? 3 : 4;
+  static constexpr int kLongWarps = kInputs > 1 || (Op::kBased && kRun == 32) ? 8 : 16;
+  static constexpr int kLongBlocks = kLongWarps == 8 && kInputs == 1 ? 3 : 2;
   // Narrow integers are many kinds of kernels for few uses, so theirs are small.
   static constexpr bool kSmall = std::is_same_v<typename Op::Acc, int64_t> && kWidest < 4;
   // Columns of a thread: eight bytes, but not more than four, and two where there are several inputs.
-  static constexpr int kMostColumns = kInputs == 1 ? 4 : 2;
+  static constexpr int kMostColumns = kInputs == 1 && !Op::kBased ? 4 : 2;
   static constexpr int kColumns = 8 / kWidest > kMostColumns ? kMostColumns : 8 / kWidest;
-  static constexpr bool kHalfBased = Op::kBased && kWidest == 2;
-  static constexpr int kLines = kSmall ? 4 : kInputs == 1 && !kHalfBased ? 16 : 8;
-  // Columns that can only be had one by one are shorter loads, so there are more of them.
-  static constexpr int kSingleLines = kColumns > 1 ? 2 * kLines : kLines;
-  static constexpr int kColumnGroups = kInputs > 1 || (Op::kBased && !kHalfBased) ? 8 : 16;
-  static constexpr int kColumnBlocks = kColumnGroups == 8 ? 3 : 2;
+  static constexpr int kLines = kSmall ? 4 : kInputs < 3 ? 16 : 8;
+  static constexpr int kColumnGroups = kInputs > 1 || Op::kBased ? 8 : 16;
+  static constexpr int kColumnBlocks = kColumnGroups == 16 || (kInputs == 2 && kWidest >= 4) ? 2
+                                       : kWidest == 2 && kInputs != 2 && !Op::kHeavy         ? 4
+                                                                                             : 3;
 };
 template <class Op>
-constexpr int kLongTile = Tuning<Op>::kLongWarps * Share<Op, Tuning<Op>::kLongRun>::kItems;
+constexpr int kLongTile = Tuning<Op>::kLongWarps * Share<Op, Tuning<Op>::kRun>::kItems;
 
 // From this many rows on, a block for each row fills the card.
 constexpr int64_t kRowsThatFill = 256;
@@ -105,7 +103,7 @@ void launch_rows(const Op &op, const Geometry &g, Stream stream) {
   const size_t bytes = size_t(kRowWarps) * Row::kStageBytes;
   allow_shared(reinterpret_cast<const void *>(kernel), bytes);
   launch(kernel, {ceil_div(g.rows, rows), kRowWarps * kWarp, bytes, true}, stream, op, g, accesses_of<Op, kRun>(g),
-         warps, shift);
+         std::countr_zero(unsigned(warps)), shift);
 }
 
 // The words of a long scan, zeroed by one memset.
@@ -127,7 +125,7 @@ struct LongWorkspace {
   }
 };
 
-template <class Op, int kRun = Tuning<Op>::kLongRun, int kWarps = Tuning<Op>::kLongWarps,
+template <class Op, int kRun = Tuning<Op>::kRun, int kWarps = Tuning<Op>::kLongWarps,
           int kBlocks = Tuning<Op>::kLongBlocks>
 void launch_long(const Op &op, const Geometry &g, std::byte *base, Stream stream) {
   using Tile = Share<Op, kRun>;
@@ -200,7 +198,7 @@ void launch_columns(const Op &op, const Geometry &g, std::byte *base, Stream str
       return;
     }
   }
-  launch_columns_of<Op, 1, Tuning<Op>::kSingleLines, kGroups, kBlocks>(op, g, base, stream);
+  launch_columns_of<Op, 1, kLines, kGroups, kBlocks>(op, g, base, stream);
 }
 
 }  // namespace baracuda::scan

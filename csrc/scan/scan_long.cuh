@@ -2,13 +2,12 @@
 // Few long rows: every row is cut into tiles, spread over the whole card, in one pass over memory.
 //
 // Each block takes tiles by ticket. It holds a tile in registers, publishes its aggregate, and only
-// then finishes the tile that it took before, so that nobody waits for what was just published. One
+// then finishes the tile that it took before, whose prefix has had the time to come. One
 // warp in the whole grid, the scanner, reads the aggregates, folds them in batches of 128 in a fixed
 // order and publishes each tile's prefix. Nothing depends on timing but when, never what.
 //
 // Progress: tickets are handed out in order and the scanner has the first. A tile waits for the
-// aggregates of the tiles before it. Of those that are not published yet, the first belongs to a
-// block that runs and waits, if at all, for tiles that are still earlier, which are published. The
+// aggregates of the tiles before it, and whoever drew them publishes them without waiting. The
 // scanner publishes what the leading ready tiles allow and doesn't wait for whole batches.
 #pragma once
 
@@ -159,13 +158,6 @@ __device__ __forceinline__ typename Op::Map with_initial(const Op &op, const Geo
   return map;
 }
 
-// Has `bytes` from there on fetched into the second level cache; a hint.
-__device__ __forceinline__ void fetch_ahead(const void *from, int bytes) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
-#endif
-}
-
 template <class Op, int kRun, int kWarps, int kBlocks>
 __global__ void __launch_bounds__(kWarps *kWarp, kBlocks)
     scan_long_rows(const __grid_constant__ Op op, const __grid_constant__ Geometry g,
@@ -175,96 +167,72 @@ __global__ void __launch_bounds__(kWarps *kWarp, kBlocks)
   using Tile = Share<Op, kRun>;
   using Rows = typename Tile::Rows;
   constexpr int kShift = std::bit_width(unsigned(Tile::kItems)) - 1;
-  constexpr int64_t kTileItems = int64_t(kWarps) * Tile::kItems;
-  // A block's tiles, by turn: one is finished while the next is loaded, and two more are its own
-  // already, so that their memory can be fetched ahead.
-  constexpr int kRing = 4;
   extern __shared__ __align__(16) std::byte stages[];
-  __shared__ Map totals[2][kWarps];
-  __shared__ Value prefixes[2];
-  __shared__ uint32_t ring[kRing];
-  __shared__ Rows starts[kRing];
+  __shared__ Map totals[kWarps];
+  __shared__ Value prefix;
+  __shared__ uint32_t ticket;
   const int lane = int(threadIdx.x) % kWarp;
   const int warp = int(threadIdx.x) / kWarp;
   std::byte *stage = stages + warp * Tile::kStageBytes;
-
+  if (threadIdx.x == 0) ticket = atomicAdd(tiles.ticket, 1u);
+  __syncthreads();
+  if (ticket == 0) {
+    if (warp == 0) scanner(op, tiles, lane);
+    return;
+  }
   const auto row_of = [&](uint32_t tile) { return int64_t(tile / tiles.per_row); };
   const auto place_of = [&](uint32_t tile) { return tile % tiles.per_row; };
   const auto slots_of = [&](uint32_t tile) {
     return Slots(g, row_of(tile), (int64_t(place_of(tile)) * kWarps + warp) * Tile::kItems, kShift, Tile::kItems);
   };
-  const auto prepare = [&](int turn) {
-    const uint32_t tile = ring[turn % kRing];
-    if (tile >= tiles.total) return;
-    Rows &rows = starts[turn % kRing];
-    row_offsets(g, row_of(tile), 0, rows);
-    const int64_t first = int64_t(place_of(tile)) * kTileItems;
-    if (!access.vectors || first + kTileItems > g.length) return;
-    for_each<Tile::kInputs>([&](auto k) {
-      using T = at<k(), typename Op::Inputs>;
-      const T *from = reinterpret_cast<const T *>(g.data[k()]) + (rows[k()] + first * g.step[k()]);
-      fetch_ahead(access.of[k()] == kBackward ? from - (kTileItems - 1) : from, int(kTileItems * sizeof(T)));
-    });
-  };
-
-  if (threadIdx.x == 0) {
-    const uint32_t ticket = atomicAdd(tiles.ticket, 1u);
-    ring[0] = ticket - 1;
-    if (ticket != 0) {
-      ring[1] = atomicAdd(tiles.ticket, 1u) - 1;
-      prepare(0);
-      prepare(1);
-    }
-  }
-  __syncthreads();
-  if (ring[0] == UINT32_MAX) {
-    if (warp == 0) scanner(op, tiles, lane);
-    return;
-  }
   Tile held;
   Map before = op.identity();  // the lane's run, within the held tile
-  for (int turn = 0;; ++turn) {
-    const uint32_t tile = ring[turn % kRing];
-    const uint32_t last_tile = turn > 0 ? ring[(turn - 1) % kRing] : tiles.total;
+  uint32_t held_tile = tiles.total;
+  for (;;) {
+    // A ticket is drawn as late as can be: whoever draws a later one waits for this tile's aggregate.
+    const uint32_t tile = ticket - 1;
     const bool more = tile < tiles.total;
-    const bool holds = last_tile < tiles.total;
+    const bool holds = held_tile < tiles.total;
     if (!more && !holds) return;
-    const int parity = turn % 2;
     Tile next;
-    Map inclusive = op.identity();
-    if (more) {
-      uint32_t ticket = 0;
-      if (threadIdx.x == 0) ticket = atomicAdd(tiles.ticket, 1u);
-      const Slots slots = slots_of(tile);
-      next.load(op, g, access, slots, starts[turn % kRing], stage, lane);
-      inclusive = next.reduce(op, g, slots, lane);
-      if (lane == kWarp - 1) totals[parity][warp] = inclusive;
-      if (threadIdx.x == 0) ring[(turn + 2) % kRing] = min(ticket - 1, tiles.total);
-    } else if (threadIdx.x == 0) {
-      ring[(turn + 2) % kRing] = tiles.total;
-    }
-    if (holds && threadIdx.x == kWarp)
-      prefixes[parity] = place_of(last_tile) == 0
-                             ? initial_value(op, g, row_of(last_tile))
-                             : await<Value>(tiles.prefixes + size_t(last_tile) * Words<Value>::count, kReady);
-    __syncthreads();
     Map next_before = op.identity();
     if (more) {
-      if (threadIdx.x == kWarp) prepare(turn + 2);
-      Map others = lane < kWarps ? totals[parity][lane] : op.identity();
-      others = warp_scan(op, others, lane, kWarps);
+      const Slots slots = slots_of(tile);
+      Rows rows;
+      Tile::rows_of(g, slots, lane, rows);
+      next.load(op, g, access, slots, rows, stage, lane);
+      const Map inclusive = next.reduce(op, g, slots, lane);
+      next_before = exclusive_of(op, inclusive, lane);
+      if (lane == kWarp - 1) totals[warp] = inclusive;
+    }
+    __syncthreads();
+    if (more) {
+      Map others = lane < kWarps ? totals[lane] : op.identity();
+      others = warp_scan<kWarps>(op, others, lane, kWarps);
       if (warp == 0 && lane == kWarps - 1)
         publish(tiles.aggregates + size_t(tile) * Words<Map>::count,
                 place_of(tile) == 0 ? with_initial(op, g, others, row_of(tile)) : others, kReady);
-      next_before = exclusive_of(op, inclusive, lane);
       const Map left = shuffle(others, warp > 0 ? warp - 1 : 0);
       if (warp > 0) next_before = op.combine(left, next_before);
     }
-    if (holds)
-      held.finish(op, g, access, slots_of(last_tile), starts[(turn - 1) % kRing], op.apply(before, prefixes[parity]),
-                  stage, lane);
+    if (holds && threadIdx.x == kWarp)
+      prefix = place_of(held_tile) == 0
+                   ? initial_value(op, g, row_of(held_tile))
+                   : await<Value>(tiles.prefixes + size_t(held_tile) * Words<Value>::count, kReady);
+    __syncthreads();
+    uint32_t drawn = 0;
+    if (threadIdx.x == 0) drawn = more ? atomicAdd(tiles.ticket, 1u) : tiles.total + 1;
+    if (holds) {
+      const Slots slots = slots_of(held_tile);
+      Rows rows;
+      Tile::rows_of(g, slots, lane, rows);
+      held.finish(op, g, access, slots, rows, op.apply(before, prefix), stage, lane);
+    }
     held = next;
     before = next_before;
+    held_tile = more ? tile : tiles.total;
+    if (threadIdx.x == 0) ticket = drawn;
+    __syncthreads();
   }
 }
 

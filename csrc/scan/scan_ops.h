@@ -70,7 +70,9 @@ struct Element {
 
 BARACUDA_HD inline float exp_of(float x) {
 #if defined(__CUDA_ARCH__)
-  return __expf(x);
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x * 1.44269504f));
+  return y;
 #else
   return std::exp(x);
 #endif
@@ -118,6 +120,7 @@ struct Basics {
   static constexpr bool kInitial = false;  // a value before the first element may be given, per row
   static constexpr bool kFinal = false;    // the value after the last element may be asked for, per row
   static constexpr bool kRare = false;     // seldom asked for, so not worth a kernel for each access pattern
+  static constexpr bool kHeavy = false;    // much to compute for each element
   static constexpr bool kBased = false;    // several elements can be taken at once, relative to one base
   struct Result {
     A out[kOutputCount];
@@ -465,19 +468,19 @@ struct LogSumExpGradient : ChainGradient<LogSumExpGradient<T, kExclusive, A>, kE
   using Inputs = List<T, T, T>;
   using Outputs = List<T>;
   using Item = Element<A, 3>;
+  static constexpr bool kHeavy = true;
   BARACUDA_HD static A behind(A) { return -infinity<A>(); }
   BARACUDA_HD static A carried(const Item &item) {
-    const A before = kExclusive ? item.in[2] : item.next;
-    if (before == -infinity<A>()) return A(0);
-    return kExclusive ? share(before, item.in[1]) : exp_of(before - item.in[2]);
+    return kExclusive ? share(item.in[2], item.in[1]) : exp_of(item.next - finite(item.in[2]));
   }
   BARACUDA_HD static A own(const Item &item, A sum) {
-    const A x = item.in[1];
-    if (x == -infinity<A>()) return A(0);
-    return (kExclusive ? share(x, item.in[2]) : exp_of(x - item.in[2])) * sum;
+    return (kExclusive ? share(item.in[1], item.in[2]) : exp_of(item.in[1] - finite(item.in[2]))) * sum;
   }
+  // Where an output is -inf, so are the elements up to there, whose share is 0.
+  BARACUDA_HD static A finite(A y) { return y == -infinity<A>() ? A(0) : y; }
   // exp(p) / (exp(p) + exp(q))
   BARACUDA_HD static A share(A p, A q) {
+    if (p == -infinity<A>()) return A(0);
     const A scale = exp_of(p > q ? q - p : p - q);
     return (p > q ? A(1) : scale) / (A(1) + scale);
   }
@@ -532,12 +535,10 @@ struct ExtremumGradient : ExtremumGradientBasics<A, false> {
   using Map = Segment<A>;
   using Item = Element<A, 2>;
   using Result = typename Basics<A, 1, A>::Result;
-  BARACUDA_HD static bool record(const Item &item) {
-    const A y = item.in[1];
-    return !(y == item.next || (y != y && item.next != item.next));
-  }
-  // Anything that differs.
-  BARACUDA_HD A behind(A last) const { return last != last ? A(0) : A(NAN); }
+  // An extremum that is NaN stays, so where the neighbour is NaN the element is, too.
+  BARACUDA_HD static bool record(const Item &item) { return item.in[1] != item.next && item.next == item.next; }
+  // Any number that differs.
+  BARACUDA_HD static A behind(A last) { return last == A(0) ? A(1) : A(0); }
   BARACUDA_HD Map map(const Item &item) const { return this->map_of(item.in[0], record(item)); }
   BARACUDA_HD A step(A value, const Item &item, Result &result) const {
     return this->step_of(value, item.in[0], record(item), result);

@@ -99,7 +99,7 @@ class ScanPlan(Plan):
     float32, float64 in float64. Integers wrap around. The order in which elements are combined is fixed by the
     descriptor and the strides, so results have the same bits in every run.
 
-    ``path`` tells which kernel takes row-major operands on a GPU: ``"short rows"``, ``"rows"``,
+    ``path`` tells which kernel takes row-major operands on a GPU: ``"rows"``,
     ``"long rows"`` or ``"columns"``.
 
     The scaled pairs of logcumsumexp and the composition of affine maps of linear_recurrence follow
