@@ -8,6 +8,7 @@
 #include "baracuda/kv_cache.h"
 #include "baracuda/layout.h"
 #include "baracuda/pooling.h"
+#include "baracuda/scan.h"
 
 namespace {
 
@@ -115,6 +116,38 @@ constexpr baracuda_field kFractionalMaxPool3dBackward[] = {
     BARACUDA_POOL_RULES(baracuda_fractional_max_pool3d_backward_desc),
     BARACUDA_POOL_BACKWARD(baracuda_fractional_max_pool3d_backward_desc)};
 
+constexpr const char *kScanKinds[] = {"cumsum",       "cumprod",           "cummax", "cummin",
+                                      "logcumsumexp", "linear_recurrence", nullptr};
+constexpr const char *kTies[] = {"first", "last", nullptr};
+constexpr const char *kSaved[] = {"y", "x", "indices", nullptr};
+
+constexpr baracuda_field kScan[] = {
+    {"kind", BARACUDA_FIELD_CHOICE, offsetof(baracuda_scan_desc, kind), kScanKinds},
+    {"shape", BARACUDA_FIELD_SHAPE, offsetof(baracuda_scan_desc, shape), nullptr},
+    {"axis", BARACUDA_FIELD_INT64, offsetof(baracuda_scan_desc, axis), nullptr},
+    {"dtype", BARACUDA_FIELD_DTYPE, offsetof(baracuda_scan_desc, dtype), nullptr},
+    {"out_dtype", BARACUDA_FIELD_OPTIONAL_DTYPE, offsetof(baracuda_scan_desc, out_dtype), nullptr},
+    {"reverse", BARACUDA_FIELD_BOOL, offsetof(baracuda_scan_desc, reverse), nullptr},
+    {"exclusive", BARACUDA_FIELD_BOOL, offsetof(baracuda_scan_desc, exclusive), nullptr},
+    {"indices", BARACUDA_FIELD_BOOL, offsetof(baracuda_scan_desc, indices), nullptr},
+    {"ties", BARACUDA_FIELD_CHOICE, offsetof(baracuda_scan_desc, ties), kTies},
+    {"index_dtype", BARACUDA_FIELD_OPTIONAL_DTYPE, offsetof(baracuda_scan_desc, index_dtype), nullptr},
+    {"has_h0", BARACUDA_FIELD_BOOL, offsetof(baracuda_scan_desc, has_h0), nullptr},
+};
+
+constexpr baracuda_field kScanBackward[] = {
+    {"kind", BARACUDA_FIELD_CHOICE, offsetof(baracuda_scan_backward_desc, kind), kScanKinds},
+    {"shape", BARACUDA_FIELD_SHAPE, offsetof(baracuda_scan_backward_desc, shape), nullptr},
+    {"axis", BARACUDA_FIELD_INT64, offsetof(baracuda_scan_backward_desc, axis), nullptr},
+    {"dtype", BARACUDA_FIELD_DTYPE, offsetof(baracuda_scan_backward_desc, dtype), nullptr},
+    {"reverse", BARACUDA_FIELD_BOOL, offsetof(baracuda_scan_backward_desc, reverse), nullptr},
+    {"exclusive", BARACUDA_FIELD_BOOL, offsetof(baracuda_scan_backward_desc, exclusive), nullptr},
+    {"saved", BARACUDA_FIELD_CHOICE, offsetof(baracuda_scan_backward_desc, saved), kSaved},
+    {"ties", BARACUDA_FIELD_CHOICE, offsetof(baracuda_scan_backward_desc, ties), kTies},
+    {"index_dtype", BARACUDA_FIELD_OPTIONAL_DTYPE, offsetof(baracuda_scan_backward_desc, index_dtype), nullptr},
+    {"has_h0", BARACUDA_FIELD_BOOL, offsetof(baracuda_scan_backward_desc, has_h0), nullptr},
+};
+
 constexpr baracuda_operator kOperators[] = {
     {"write_slice", "WriteSlicePlan", "layout", sizeof(baracuda_write_slice_desc), kWriteSlice, std::size(kWriteSlice),
      create<baracuda_write_slice_desc, baracuda_write_slice_plan_create>},
@@ -142,6 +175,10 @@ constexpr baracuda_operator kOperators[] = {
      sizeof(baracuda_fractional_max_pool3d_backward_desc), kFractionalMaxPool3dBackward,
      std::size(kFractionalMaxPool3dBackward),
      create<baracuda_fractional_max_pool3d_backward_desc, baracuda_fractional_max_pool3d_backward_plan_create>},
+    {"scan", "ScanPlan", "scan", sizeof(baracuda_scan_desc), kScan, std::size(kScan),
+     create<baracuda_scan_desc, baracuda_scan_plan_create>},
+    {"scan_backward", "ScanBackwardPlan", "scan", sizeof(baracuda_scan_backward_desc), kScanBackward,
+     std::size(kScanBackward), create<baracuda_scan_backward_desc, baracuda_scan_backward_plan_create>},
 };
 
 }  // namespace

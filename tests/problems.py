@@ -212,3 +212,37 @@ PROBLEMS += [
         (bc.FractionalMaxPool3dBackwardPlan, _POOL_3D, 3 * 6 * 9 * 35, "bfloat16", {"accumulate": True}),
     )
 ]
+
+# Short rows, rows, a long row and columns: a kernel each.
+_SCANS: tuple[tuple[tuple[int, ...], int], ...] = (((5, 40), 1), ((3, 700), 1), ((1, 70_000), 1), ((300, 70), 0))
+
+PROBLEMS += [
+    Problem(
+        f"scan {kind} {dtype} {shape}",
+        bc.ScanPlan,
+        {"kind": kind, "shape": shape, "axis": axis, "dtype": dtype} | more,
+    )
+    for kind, dtype, more in (
+        ("cumsum", "float32", {}),
+        ("cumprod", "float64", {"reverse": True, "exclusive": True}),
+        ("cummax", "bfloat16", {"indices": True}),
+        ("logcumsumexp", "float16", {}),
+        ("linear_recurrence", "float32", {"has_h0": True}),
+        ("cumsum", "uint8", {}),
+    )
+    for shape, axis in _SCANS
+]
+PROBLEMS += [
+    Problem(
+        f"scan_backward {kind} {dtype} {shape}",
+        bc.ScanBackwardPlan,
+        {"kind": kind, "shape": shape, "axis": axis, "dtype": dtype} | more,
+    )
+    for kind, dtype, more in (
+        ("cumprod", "bfloat16", {}),
+        ("cummin", "float32", {"saved": "x"}),
+        ("logcumsumexp", "float32", {"reverse": True}),
+        ("linear_recurrence", "float64", {"has_h0": True}),
+    )
+    for shape, axis in _SCANS
+]
