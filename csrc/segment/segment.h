@@ -148,8 +148,8 @@ SegmentOrder<Bits> segment_order(DLDataType dtype, bool minimum) {
 }
 
 // ---------------------------------------------------------------------------------------------------
-// Reductions: what is kept of the rows seen so far, in the order of rows. `Row` counts them, and its
-// highest value stands for none.
+// Reductions: what is kept of the rows seen so far. `Row` counts rows, and its highest value stands
+// for none.
 
 template <class T>
 struct SegmentSum {
@@ -159,7 +159,7 @@ struct SegmentSum {
 
   BARACUDA_HD State identity() const { return State(0); }
   BARACUDA_HD void add(State &state, T element, Row) const { state += State(element); }
-  BARACUDA_HD void join(State &state, const State &later) const { state += later; }
+  BARACUDA_HD void join(State &state, const State &other) const { state += other; }
 };
 
 template <class T>
@@ -170,7 +170,7 @@ struct SegmentProd {
 
   BARACUDA_HD State identity() const { return State(1); }
   BARACUDA_HD void add(State &state, T element, Row) const { state *= State(element); }
-  BARACUDA_HD void join(State &state, const State &later) const { state *= later; }
+  BARACUDA_HD void join(State &state, const State &other) const { state *= other; }
 };
 
 // The mean of `count` rows, from their sum.
@@ -194,7 +194,7 @@ struct SegmentMax {
 
   BARACUDA_HD State identity() const { return 0; }
   BARACUDA_HD void add(State &state, Bits element, Row) const { join(state, order.key(element)); }
-  BARACUDA_HD void join(State &state, const State &later) const { state = later > state ? later : state; }
+  BARACUDA_HD void join(State &state, const State &other) const { state = other > state ? other : state; }
 };
 
 // A maximum and the first row that holds it.
@@ -212,9 +212,9 @@ struct SegmentArgMax {
 
   BARACUDA_HD State identity() const { return {0, kNone}; }
   BARACUDA_HD void add(State &state, Bits element, Row row) const { join(state, {order.key(element), row}); }
-  BARACUDA_HD void join(State &state, const State &later) const {
-    // The lowest integer has the identity's key.
-    if (later.key > state.key || state.row == kNone) state = later;
+  BARACUDA_HD void join(State &state, const State &other) const {
+    // The lowest integer has the identity's key, but no row is above kNone.
+    if (other.key > state.key || (other.key == state.key && other.row < state.row)) state = other;
   }
 };
 
@@ -235,11 +235,12 @@ struct SegmentTally {
     const auto key = order.key(element);
     join(state, {key, order.is_nan(key) ? row : Row(1)});
   }
-  BARACUDA_HD void join(State &state, const State &later) const {
-    if (later.key > state.key) {
-      state = later;
-    } else if (later.key == state.key && !order.is_nan(state.key)) {
-      state.tally += later.tally;
+  BARACUDA_HD void join(State &state, const State &other) const {
+    if (other.key > state.key) {
+      state = other;
+    } else if (other.key == state.key) {
+      const Row least = other.tally < state.tally ? other.tally : state.tally;
+      state.tally = order.is_nan(state.key) ? least : state.tally + other.tally;
     }
   }
 };
@@ -319,10 +320,35 @@ struct SegmentOthers {
   BARACUDA_HD void add(State &state, T element, Row) const {
     segment_multiply(state, segment_factor(Real(element)));
   }
-  BARACUDA_HD void join(State &state, const State &later) const { segment_multiply(state, later); }
+  BARACUDA_HD void join(State &state, const State &other) const { segment_multiply(state, other); }
 };
+
+// Calls body with the bits of elements of this size.
+template <class Body>
+void dispatch_segment_bits(DLDataType dtype, const Body &body) {
+  switch (dtype.bits) {
+    case 8:
+      return body(TypeTag<uint8_t>{});
+    case 16:
+      return body(TypeTag<uint16_t>{});
+    case 32:
+      return body(TypeTag<uint32_t>{});
+    default:
+      return body(TypeTag<uint64_t>{});
+  }
+}
 
 void segment_reduce_cpu(const SegmentForward &call);
 void segment_reduce_backward_cpu(const SegmentBackward &call);
+// The sizes of workspaces.
+size_t segment_reduce_space(const SegmentProblem &problem, bool with_arg);
+size_t segment_reduce_backward_space(const SegmentProblem &problem, bool from_arg);
+// Enqueue on the current device.
+void segment_reduce_cuda(const SegmentForward &call, std::byte *workspace, Stream stream);
+void segment_reduce_backward_cuda(const SegmentBackward &call, std::byte *workspace, Stream stream);
+// The most rows that may come in any order, or among which arg may choose.
+constexpr int64_t kSegmentMostRows = (int64_t(1) << 32) - 2;
+// The architecture whose machine code runs: "sm_90".
+std::string segment_arch(const char *plan);
 
 }  // namespace baracuda

@@ -208,16 +208,9 @@ void chosen(const SegmentBackward &call, const Groups &groups) {
 void segment_reduce_cpu(const SegmentForward &call) {
   const Groups groups(call.problem, call.ids);
   if (call.problem.extreme()) {
-    switch (call.problem.dtype.bits) {
-      case 8:
-        return extremes<uint8_t>(call, groups);
-      case 16:
-        return extremes<uint16_t>(call, groups);
-      case 32:
-        return extremes<uint32_t>(call, groups);
-      default:
-        return extremes<uint64_t>(call, groups);
-    }
+    dispatch_segment_bits(call.problem.dtype,
+                          [&](auto tag) { extremes<typename decltype(tag)::type>(call, groups); });
+    return;
   }
   dispatch_dtype<float16, bfloat16, float, double, int8_t, uint8_t, int32_t, int64_t>(
       call.problem.dtype, [&](auto tag) {

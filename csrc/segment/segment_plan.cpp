@@ -76,6 +76,25 @@ class SegmentPlan : public Plan {
   // What the cheapest way must move: rows read or written once, and segments.
   void add_cost(DLDataType dtype, const Shape &shape) { cost_.bytes += storage_bytes(dtype, shape.count()); }
 
+  // After everything else: limits, workspace and names of the CUDA kernels.
+  template <class Space>
+  void choose_device(bool brings_together, bool names_rows, const Space &space) {
+    if constexpr (kWithCuda) {
+      if (!device().is_cuda()) return;
+      const bool unsorted = problem_.ids == SegmentIds::unsorted;
+      if (((brings_together && unsorted) || names_rows) && problem_.rows > kSegmentMostRows)
+        unsupported(name_, ": num_inputs: at most ", kSegmentMostRows, " rows unless ids are sorted, and for arg, got ",
+                    problem_.rows);
+      if (brings_together && unsorted && problem_.segments > kSegmentMostRows)
+        unsupported(name_, ": num_segments: at most ", kSegmentMostRows, " unless ids are sorted, got ",
+                    problem_.segments);
+      workspace_size_ = space();
+      sku_.arch = segment_arch(name_);
+      sku_.backend = "bespoke";
+      path_ = !brings_together ? "spread" : unsorted ? "sort" : "chunks";
+    }
+  }
+
   SegmentProblem problem_;
   Shape rows_shape_;
   Shape segments_shape_;
@@ -109,6 +128,7 @@ class SegmentReducePlan final : public SegmentPlan {
     for (const OperandSpec &operand : operands_) add_cost(operand.dtype, operand.shape);
     cost_.operations = rows_shape_.count();
     set_sku("segment_reduce", problem_.extreme());
+    choose_device(true, return_arg, [&] { return segment_reduce_space(problem_, return_arg); });
   }
 
  protected:
@@ -121,6 +141,12 @@ class SegmentReducePlan final : public SegmentPlan {
     forward.output = view_of(call.operands[kOutput]);
     if (operands_.size() > kArg) forward.arg = view_of(call.operands[kArg]);
     forward.empty_bits = empty_bits_;
+    if constexpr (kWithCuda) {
+      if (device().is_cuda()) {
+        segment_reduce_cuda(forward, call.workspace, call.stream);
+        return;
+      }
+    }
     segment_reduce_cpu(forward);
   }
 
@@ -198,6 +224,8 @@ class SegmentReduceBackwardPlan final : public SegmentPlan {
     cost_.operations = rows_shape_.count();
     set_sku("segment_reduce_backward",
             problem_.kind == SegmentKind::sum || (problem_.extreme() && !problem_.even));
+    const bool counts = problem_.kind == SegmentKind::mean && problem_.ids == SegmentIds::unsorted;
+    choose_device(takes_input, takes_input || counts, [&] { return segment_reduce_backward_space(problem_, takes_arg); });
   }
 
  protected:
@@ -210,6 +238,12 @@ class SegmentReduceBackwardPlan final : public SegmentPlan {
     if (input_ >= 0) backward.input = view_of(call.operands[input_]);
     if (arg_at_ >= 0) backward.arg = view_of(call.operands[arg_at_]);
     backward.d_input = view_of(call.operands[d_input_]);
+    if constexpr (kWithCuda) {
+      if (device().is_cuda()) {
+        segment_reduce_backward_cuda(backward, call.workspace, call.stream);
+        return;
+      }
+    }
     segment_reduce_backward_cpu(backward);
   }
 
