@@ -121,14 +121,14 @@ constexpr const char *kSegmentIds[] = {"unsorted", "sorted", "offsets", nullptr}
 constexpr const char *kSegmentTies[] = {"first", "even", nullptr};
 constexpr const char *kSegmentSaved[] = {"input", "arg", nullptr};
 
-#define BARACUDA_SEGMENT_FIELDS(Desc)                                                           \
-  field_of("kind", BARACUDA_FIELD_CHOICE, offsetof(Desc, kind), kSegmentKinds),                 \
-      field_of("num_inputs", BARACUDA_FIELD_INT64, offsetof(Desc, num_inputs)),                 \
-      field_of("embedding_dim", BARACUDA_FIELD_INT64, offsetof(Desc, embedding_dim)),           \
-      field_of("num_segments", BARACUDA_FIELD_INT64, offsetof(Desc, num_segments)),             \
-      field_of("dtype", BARACUDA_FIELD_DTYPE, offsetof(Desc, dtype)),                           \
-      field_of("index_dtype", BARACUDA_FIELD_DTYPE, offsetof(Desc, index_dtype)),               \
-      field_of("ids", BARACUDA_FIELD_CHOICE, offsetof(Desc, ids), kSegmentIds),                 \
+#define BARACUDA_SEGMENT_FIELDS(Desc)                                                 \
+  field_of("kind", BARACUDA_FIELD_CHOICE, offsetof(Desc, kind), kSegmentKinds),       \
+      field_of("num_inputs", BARACUDA_FIELD_INT64, offsetof(Desc, num_inputs)),       \
+      field_of("embedding_dim", BARACUDA_FIELD_INT64, offsetof(Desc, embedding_dim)), \
+      field_of("num_segments", BARACUDA_FIELD_INT64, offsetof(Desc, num_segments)),   \
+      field_of("dtype", BARACUDA_FIELD_DTYPE, offsetof(Desc, dtype)),                 \
+      field_of("index_dtype", BARACUDA_FIELD_DTYPE, offsetof(Desc, index_dtype)),     \
+      field_of("ids", BARACUDA_FIELD_CHOICE, offsetof(Desc, ids), kSegmentIds),       \
       field_of("ties", BARACUDA_FIELD_CHOICE, offsetof(Desc, ties), kSegmentTies)
 
 using SegmentReduce = baracuda_segment_reduce_desc;

@@ -254,7 +254,12 @@ def test_gradients_match_the_reference(backend: Backend, shape: str, dtype: str,
     ids = make_ids(rng, form, rows, segments, index_dtype, hostile=True)
     members = reference.rows_of_segments(form, ids, rows, segments)
     d_output = rng.standard_normal((segments, columns)).astype(support.DTYPES[dtype].numpy)
-    for kind, ties in (("sum", "first"), ("mean", "first"), ("prod", "first"), *itertools.product(EXTREMES, ("first", "even"))):
+    for kind, ties in (
+        ("sum", "first"),
+        ("mean", "first"),
+        ("prod", "first"),
+        *itertools.product(EXTREMES, ("first", "even")),
+    ):
         data = make_data(rng, (rows, columns), dtype, specials=kind in EXTREMES)
         d_input = backward(backend, kind, d_output, data, ids, form, ties=ties)
         check_backward(kind, d_output, data, members, d_input, ties)
@@ -278,7 +283,9 @@ def test_kernels_under_the_sanitizer(backend: Backend, size: tuple[int, int, int
         output, arg = forward(backend, kind, data, ids, segments, form, return_arg=kind == "max")
         check_forward(kind, data, members, output, arg)
         for ties in ("first", "even"):
-            check_backward(kind, d_output, data, members, backward(backend, kind, d_output, data, ids, form, ties=ties), ties)
+            check_backward(
+                kind, d_output, data, members, backward(backend, kind, d_output, data, ids, form, ties=ties), ties
+            )
         if arg is not None:
             given_arg = backward(backend, kind, d_output, data, ids, form, arg=arg)
             check_backward(kind, d_output, data, members, given_arg, "first")
@@ -387,6 +394,27 @@ def test_segment_sizes(
     assert_same_bits(backward(backend, "sum", d_output, data, ids, form), d_output[of_row])
 
 
+@pytest.mark.sanitizer
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("size", [(17000, 1, 900), (16400, 1, 4000), (17000, 2, 30), (16384, 8, 5)], ids=str)
+def test_many_rows_in_any_order(backend: Backend, size: tuple[int, int, int], dtype: str) -> None:
+    """Maxima that kernels may find without sorting."""
+    rows, columns, segments = size
+    rng = np.random.default_rng(12)
+    ids = make_ids(rng, "unsorted", rows, segments, "int32" if dtype == "float16" else "int64", hostile=True)
+    members = reference.rows_of_segments("unsorted", ids, rows, segments)
+    data = make_data(rng, (rows, columns), dtype)
+    data[rng.random(data.shape) < 1e-4] = np.nan
+    d_output = rng.standard_normal((segments, columns)).astype(data.dtype)
+    for kind in EXTREMES:
+        output, arg = forward(backend, kind, data, ids, segments, return_arg=True)
+        check_forward(kind, data, members, output, arg)
+        assert_same_bits(forward(backend, kind, data, ids, segments)[0], output)
+        d_input = backward(backend, kind, d_output, data, ids)
+        check_backward(kind, d_output, data, members, d_input, "first")
+        assert_same_bits(backward(backend, kind, d_output, data, ids, arg=arg), d_input)
+
+
 @given(st.data())
 def test_any_problem(data: st.DataObject) -> None:
     rows, columns, segments = (data.draw(st.integers(0, most)) for most in (40, 9, 12))
@@ -464,7 +492,13 @@ def test_empty_values(backend: Backend, dtype: str) -> None:
 def test_product_gradients_neither_overflow_nor_underflow(backend: Backend, dtype: str) -> None:
     """The product of all is outside of the dtype's range, that of the others is not."""
     big = 2.0**100 if dtype != "float64" else 2.0**1000
-    columns = [[big, big, 1 / big, 3], [1 / big, 1 / big, big, 5], [big, 0, 1 / big, 1], [math.inf, 2, 3, 1], [0, 0, 7, 1]]
+    columns = [
+        [big, big, 1 / big, 3],
+        [1 / big, 1 / big, big, 5],
+        [big, 0, 1 / big, 1],
+        [math.inf, 2, 3, 1],
+        [0, 0, 7, 1],
+    ]
     data = np.array(columns).T.astype(support.DTYPES[dtype].numpy)
     d_output = np.array([[1, 1, 1, 1, 1]]).astype(data.dtype)
     got = backward(backend, "prod", d_output, data, np.zeros(4, np.int64)).astype(np.float64)
@@ -504,7 +538,9 @@ def test_broken_promises_stay_inside(backend: Backend, form: str, columns: int) 
     rng = np.random.default_rng(6)
     rows, segments = 700, 90
     for _ in range(5):
-        ids = rng.integers(-3, rows + 5 if form == "offsets" else segments + 5, segments + 1 if form == "offsets" else rows)
+        ids = rng.integers(
+            -3, rows + 5 if form == "offsets" else segments + 5, segments + 1 if form == "offsets" else rows
+        )
         ids[rng.random(ids.size) < 0.1] = rng.choice(np.array(HOSTILE["int64"]))
         data = rng.standard_normal((rows, columns)).astype(np.float32)
         d_output = rng.standard_normal((segments, columns)).astype(np.float32)
@@ -555,17 +591,21 @@ def test_bits_are_the_same_in_every_run(backend: Backend, dtype: str, kind: str)
 def test_devices_agree(dtype: str) -> None:
     """Bit for bit where no order plays a part."""
     rng = np.random.default_rng(5)
-    data = make_data(rng, (2000, 7), dtype, specials=True)
-    ids = make_ids(rng, "unsorted", 2000, 60, hostile=True)
-    for kind in KINDS if dtype in INTEGERS else EXTREMES:
-        results = [forward(Backend(device), kind, data, ids, 60, return_arg=kind in EXTREMES) for device in ("cpu", "cuda")]
-        assert_same_bits(results[1][0], results[0][0])
-        if kind in EXTREMES:
-            assert_same_bits(results[1][1], results[0][1])
-            if dtype in FLOATS:
-                d_output = rng.standard_normal((60, 7)).astype(data.dtype)
-                got = [backward(Backend(device), kind, d_output, data, ids, ties="even") for device in ("cpu", "cuda")]
-                assert_same_bits(got[1], got[0])
+    both = (Backend("cpu"), Backend("cuda"))
+    for rows, columns, segments in ((2000, 7, 60), (50000, 1, 700), (50000, 1, 12000), (30000, 12, 40)):
+        data = make_data(rng, (rows, columns), dtype, specials=True)
+        ids = make_ids(rng, "unsorted", rows, segments, hostile=True)
+        for kind in KINDS if dtype in INTEGERS else EXTREMES:
+            for with_arg in (False, True) if kind in EXTREMES else (False,):
+                cpu, cuda = (forward(one, kind, data, ids, segments, return_arg=with_arg) for one in both)
+                assert_same_bits(cuda[0], cpu[0])
+                if with_arg:
+                    assert_same_bits(cuda[1], cpu[1])
+            if kind in EXTREMES and dtype in FLOATS:
+                d_output = rng.standard_normal((segments, columns)).astype(data.dtype)
+                for ties in ("first", "even"):
+                    cpu_input, cuda_input = (backward(one, kind, d_output, data, ids, ties=ties) for one in both)
+                    assert_same_bits(cuda_input, cpu_input)
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -710,7 +750,9 @@ def test_even_gradients_are_torchs(device: str) -> None:
         # torch counts the value that was there as one that ties; it never does.
         start = torch.full((20, 6), -1e3 if kind == "max" else 1e3, dtype=torch.float64)
         index = torch.tensor(ids)[:, None].expand(300, 6)
-        start.scatter_reduce(0, index, x, name, include_self=False).backward(torch.tensor(d_output, dtype=torch.float64))
+        start.scatter_reduce(0, index, x, name, include_self=False).backward(
+            torch.tensor(d_output, dtype=torch.float64)
+        )
         got = backward(backend, kind, d_output, data, ids, ties="even")
         np.testing.assert_allclose(got, x.grad.numpy(), rtol=2e-6, atol=1e-30)
 
@@ -860,7 +902,7 @@ def test_refused_calls() -> None:
         "segment_ids: expected no lower than before, got 0 at 3": lambda: bc.segment_sum(
             data, ids, 2, sorted=True, check_data=True
         ),
-        "offsets: expected 0 to 4, got 5 at 1": lambda: bc.segment_sum(data, offsets=offsets + [0, 1], check_data=True),
+        "offsets: expected 0 to 4, got 5 at 1": lambda: bc.segment_sum(data, offsets=np.array([0, 5]), check_data=True),
     }.items():
         with pytest.raises(bc.InvalidProblemError, match=message):
             call()

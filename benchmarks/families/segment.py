@@ -32,7 +32,10 @@ def rows(lab: Lab) -> Iterable[dict[str, Any]]:
     """The rows of the family."""
     make = functools.partial(_Segments, lab)
     small = lab.quick or lab.device != "cuda"
-    shrink: Callable[[Size], Size] = (lambda size: (size[0] >> 8, size[1], max(size[2] >> 8, 2))) if small else (lambda size: size)  # noqa: E501
+
+    def shrink(size: Size) -> Size:
+        return (size[0] >> 8, size[1], max(size[2] >> 8, 2)) if small else size
+
     for dtype in ("float32", "bfloat16"):
         for size in map(shrink, SIZES):
             for direction in ("fw", "bw", "bw arg"):
@@ -215,9 +218,9 @@ class _Segments:
             found["torch"] = lambda: [torch_call(one) for one in sets]
             if direction == "fw" and self.kind == "sum" and self.form == "unsorted":
                 found["torch deterministic"] = lambda: [self.torch_deterministic(one) for one in sets]
-        if direction == "fw" and self.form != "offsets" and self.lab.device == "cuda" and get("jax") is not None:
-            if self.kind != "mean":
-                found["jax"] = lambda: self.jax_forward(sets)
+        jax_has_it = direction == "fw" and self.form != "offsets" and self.kind != "mean"
+        if jax_has_it and self.lab.device == "cuda" and get("jax") is not None:
+            found["jax"] = lambda: self.jax_forward(sets)
         return found
 
     def torch_forward(self, one: _Buffers) -> Callable[[], object]:
@@ -232,9 +235,7 @@ class _Segments:
         if self.kind == "sum":
             return lambda: output.zero_().index_add_(0, ids, x)
         index = ids[:, None].expand(x.shape)
-        return lambda: output.zero_().scatter_reduce_(
-            0, index, x, names.get(self.kind, self.kind), include_self=False
-        )
+        return lambda: output.zero_().scatter_reduce_(0, index, x, names.get(self.kind, self.kind), include_self=False)
 
     def torch_deterministic(self, one: _Buffers) -> Callable[[], object]:
         torch = self.lab.peers.get("torch")
@@ -261,15 +262,14 @@ class _Segments:
     def jax_forward(self, sets: list[_Buffers]) -> Calls:
         jax = self.lab.peers.get("jax")
         reduce = getattr(jax.ops, f"segment_{self.kind}")
-        call = jax.jit(
-            functools.partial(reduce, num_segments=self.size[2], indices_are_sorted=self.form == "sorted")
-        )
+        call = jax.jit(functools.partial(reduce, num_segments=self.size[2], indices_are_sorted=self.form == "sorted"))
         last: list[Any] = []
         given = [(jax.dlpack.from_dlpack(one.input.ours), jax.dlpack.from_dlpack(one.ids.ours)) for one in sets]
 
         def run(x: Any, ids: Any) -> None:
             last[:] = [call(x, ids)]
 
-        return HostTimed(
-            [functools.partial(run, x, ids) for x, ids in given], lambda: last[0].block_until_ready()
-        )
+        def wait() -> None:
+            last[0].block_until_ready()
+
+        return HostTimed([functools.partial(run, x, ids) for x, ids in given], wait)

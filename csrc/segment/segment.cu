@@ -57,8 +57,13 @@ void take_reduction(Workspace &workspace, const SegmentProblem &problem, size_t 
 
 SegmentSpace forward_space(Workspace &workspace, const SegmentProblem &problem, bool with_arg) {
   SegmentSpace space;
-  if (problem.segments * problem.columns > 0)
+  if (problem.segments * problem.columns == 0) return space;
+  const SegmentPath path = segment_path(problem, with_arg);
+  if (path == SegmentPath::chunks) {
     take_reduction(workspace, problem, forward_state(problem, with_arg), space);
+  } else {
+    segment_take_cells(workspace, problem, path, with_arg, space);
+  }
   return space;
 }
 
@@ -75,14 +80,30 @@ SegmentSpace backward_space(Workspace &workspace, const SegmentProblem &problem,
   if (problem.segments > 0 && (problem.kind == SegmentKind::prod || (problem.extreme() && !from_arg))) {
     const bool chosen = problem.extreme() && !problem.even;
     const size_t state = backward_state(problem);
-    take_reduction(workspace, problem, state, space);
-    space.states = workspace.take<std::byte>(problem.segments * problem.columns *
-                                             int64_t(chosen ? sizeof(uint32_t) : state));
+    const SegmentPath path = segment_path(problem, true);
+    if (path == SegmentPath::chunks) {
+      take_reduction(workspace, problem, state, space);
+    } else {
+      segment_take_cells(workspace, problem, path, true, space);
+    }
+    space.states =
+        workspace.take<std::byte>(problem.segments * problem.columns * int64_t(chosen ? sizeof(uint32_t) : state));
   }
   return space;
 }
 
 }  // namespace
+
+const char *segment_path_name(const SegmentProblem &problem, bool with_arg) {
+  switch (segment_path(problem, with_arg)) {
+    case SegmentPath::cells:
+      return "cells";
+    case SegmentPath::buckets:
+      return "buckets";
+    default:
+      return problem.ids == SegmentIds::unsorted ? "sort" : "chunks";
+  }
+}
 
 size_t segment_reduce_space(const SegmentProblem &problem, bool with_arg) {
   Workspace counter(nullptr);
@@ -96,16 +117,26 @@ size_t segment_reduce_backward_space(const SegmentProblem &problem, bool from_ar
   return counter.size();
 }
 
+namespace {
+
+void reduce_extremes(const SegmentForward &call, const SegmentSpace &space, Stream stream) {
+  if (segment_path(call.problem, call.arg.data != nullptr) != SegmentPath::chunks) {
+    segment_max_cells(call, space, stream);
+  } else if (call.arg.data) {
+    segment_places(call, space, stream);
+  } else {
+    segment_extremes(call, space, stream);
+  }
+}
+
+}  // namespace
+
 void segment_reduce_cuda(const SegmentForward &call, std::byte *workspace, Stream stream) {
   Workspace pieces(workspace);
   const SegmentProblem &problem = call.problem;
   const SegmentSpace space = forward_space(pieces, problem, call.arg.data != nullptr);
   if (problem.extreme()) {
-    if (call.arg.data) {
-      segment_places(call, space, stream);
-    } else {
-      segment_extremes(call, space, stream);
-    }
+    reduce_extremes(call, space, stream);
   } else if (problem.kind == SegmentKind::prod) {
     segment_products(call, space, stream);
   } else if (problem.dtype.code == kDLInt || problem.dtype.code == kDLUInt) {
@@ -131,7 +162,7 @@ void segment_reduce_backward_cuda(const SegmentBackward &call, std::byte *worksp
       places.input = call.input;
       places.ids = call.ids;
       places.arg = {space.states, problem.columns, 1};
-      segment_places(places, space, stream);
+      reduce_extremes(places, space, stream);
     }
   }
   segment_spread(call, space, stream);

@@ -58,6 +58,16 @@ struct SegmentChunks {
   int64_t count = 0;
 };
 
+// Rows of a single column by neighbouring segments: tiles of rows, buckets of 2^cell_bits segments.
+struct SegmentBuckets {
+  int cell_bits = 0;
+  int buckets = 0;
+  int64_t tiles = 0;
+};
+
+// How rows come together.
+enum class SegmentPath { chunks, cells, buckets };
+
 // What a workspace holds; NULL where the problem has no use for it.
 struct SegmentSpace {
   uint32_t *keys[2] = {};
@@ -67,6 +77,8 @@ struct SegmentSpace {
   SegmentNumbers offsets;
   SegmentNumbers first;
   SegmentChunks chunks;
+  SegmentBuckets buckets;
+  uint16_t *bounds = nullptr;
   std::byte *partial = nullptr;
   std::byte *states = nullptr;  // of each segment and column, for a backward
   SegmentNumbers ids;           // of each row, from offsets
@@ -136,6 +148,10 @@ void segment_integer_sums(const SegmentForward &call, const SegmentSpace &space,
 void segment_products(const SegmentForward &call, const SegmentSpace &space, Stream stream);
 void segment_extremes(const SegmentForward &call, const SegmentSpace &space, Stream stream);
 void segment_places(const SegmentForward &call, const SegmentSpace &space, Stream stream);
+SegmentPath segment_path(const SegmentProblem &problem, bool with_arg);
+void segment_take_cells(Workspace &workspace, const SegmentProblem &problem, SegmentPath path, bool with_arg,
+                        SegmentSpace &space);
+void segment_max_cells(const SegmentForward &call, const SegmentSpace &space, Stream stream);
 // Leave their states in the workspace.
 void segment_tallies(const SegmentBackward &call, const SegmentSpace &space, Stream stream);
 void segment_factors(const SegmentBackward &call, const SegmentSpace &space, Stream stream);
@@ -284,8 +300,7 @@ __device__ __forceinline__ State segment_shuffle(const State &state, int from_la
   };
   All all = bit_cast<All>(state);
 #pragma unroll
-  for (int w = 0; w < kWords; ++w)
-    all.word[w].value[0] = __shfl_xor_sync(mask, all.word[w].value[0], from_lane_xor);
+  for (int w = 0; w < kWords; ++w) all.word[w].value[0] = __shfl_xor_sync(mask, all.word[w].value[0], from_lane_xor);
   return bit_cast<State>(all);
 }
 

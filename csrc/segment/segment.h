@@ -317,9 +317,7 @@ struct SegmentOthers {
   using Row = uint32_t;
 
   BARACUDA_HD State identity() const { return {1, Real(0.5), 0, 0, 0}; }
-  BARACUDA_HD void add(State &state, T element, Row) const {
-    segment_multiply(state, segment_factor(Real(element)));
-  }
+  BARACUDA_HD void add(State &state, T element, Row) const { segment_multiply(state, segment_factor(Real(element))); }
   BARACUDA_HD void join(State &state, const State &other) const { segment_multiply(state, other); }
 };
 
@@ -340,7 +338,8 @@ void dispatch_segment_bits(DLDataType dtype, const Body &body) {
 
 void segment_reduce_cpu(const SegmentForward &call);
 void segment_reduce_backward_cpu(const SegmentBackward &call);
-// The sizes of workspaces.
+// How rows come together, and the sizes of workspaces.
+const char *segment_path_name(const SegmentProblem &problem, bool with_arg);
 size_t segment_reduce_space(const SegmentProblem &problem, bool with_arg);
 size_t segment_reduce_backward_space(const SegmentProblem &problem, bool from_arg);
 // Enqueue on the current device.

@@ -99,8 +99,7 @@ void accumulate(const SegmentForward &call, const Groups &groups) {
   std::memcpy(&empty, &call.empty_bits, sizeof empty);
   reduce(call.problem, call.input, groups, Op<T>(),
          [&](int64_t segment, int64_t column, typename Op<T>::State state, int64_t count) {
-           call.output.at<T>(segment, column) =
-               count == 0 ? empty : T(mean ? segment_mean<T>(state, count) : state);
+           call.output.at<T>(segment, column) = count == 0 ? empty : T(mean ? segment_mean<T>(state, count) : state);
          });
 }
 
@@ -208,8 +207,7 @@ void chosen(const SegmentBackward &call, const Groups &groups) {
 void segment_reduce_cpu(const SegmentForward &call) {
   const Groups groups(call.problem, call.ids);
   if (call.problem.extreme()) {
-    dispatch_segment_bits(call.problem.dtype,
-                          [&](auto tag) { extremes<typename decltype(tag)::type>(call, groups); });
+    dispatch_segment_bits(call.problem.dtype, [&](auto tag) { extremes<typename decltype(tag)::type>(call, groups); });
     return;
   }
   dispatch_dtype<float16, bfloat16, float, double, int8_t, uint8_t, int32_t, int64_t>(

@@ -181,14 +181,14 @@ void segment_offsets(const SegmentProblem &problem, const SegmentIndices &ids, c
 
 void segment_expand(const SegmentProblem &problem, const SegmentIndices &offsets, const SegmentSpace &space,
                     Stream stream) {
-  launch(expand, {ceil_div(problem.rows, kSegmentThreads), kSegmentThreads}, stream,
-         groups_of(problem, offsets, space), space.ids);
+  launch(expand, {ceil_div(problem.rows, kSegmentThreads), kSegmentThreads}, stream, groups_of(problem, offsets, space),
+         space.ids);
 }
 
 void segment_count(const SegmentProblem &problem, const SegmentIndices &ids, const SegmentSpace &space, Stream stream) {
-  check_cuda(cudaMemsetAsync(space.counts, 0, size_t(problem.segments) * sizeof(uint32_t),
-                             static_cast<cudaStream_t>(stream)),
-             "cudaMemsetAsync");
+  check_cuda(
+      cudaMemsetAsync(space.counts, 0, size_t(problem.segments) * sizeof(uint32_t), static_cast<cudaStream_t>(stream)),
+      "cudaMemsetAsync");
   const bool shared = problem.segments <= kMostShared;
   const int64_t blocks = std::min<int64_t>(ceil_div(problem.rows, kSegmentThreads * kRowsAtOnce), 132 * 4);
   launch(count_ids, {blocks, kSegmentThreads, shared ? size_t(problem.segments) * sizeof(uint32_t) : 0}, stream, ids,

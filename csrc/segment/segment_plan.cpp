@@ -49,8 +49,8 @@ class SegmentPlan : public Plan {
     const bool offsets = problem_.ids == SegmentIds::offsets;
     if (offsets && desc.num_segments == INT64_MAX) refuse("num_segments: one more offset can't be counted");
     Shape shape;
-    check_shape(offsets ? "num_segments" : "num_inputs",
-                {1, {offsets ? desc.num_segments + 1 : desc.num_inputs}}, desc.index_dtype, shape);
+    check_shape(offsets ? "num_segments" : "num_inputs", {1, {offsets ? desc.num_segments + 1 : desc.num_inputs}},
+                desc.index_dtype, shape);
     ids_ = {offsets ? "offsets" : "segment_ids", Role::in, desc.index_dtype, shape};
     arg_ = {"arg", Role::in, desc.index_dtype, segments_shape_};
   }
@@ -78,11 +78,11 @@ class SegmentPlan : public Plan {
 
   // After everything else: limits, workspace and names of the CUDA kernels.
   template <class Space>
-  void choose_device(bool brings_together, bool names_rows, const Space &space) {
+  void choose_device(bool brings_together, bool names_rows, bool counts_rows, const Space &space) {
     if constexpr (kWithCuda) {
       if (!device().is_cuda()) return;
       const bool unsorted = problem_.ids == SegmentIds::unsorted;
-      if (((brings_together && unsorted) || names_rows) && problem_.rows > kSegmentMostRows)
+      if (((brings_together && unsorted) || names_rows || counts_rows) && problem_.rows > kSegmentMostRows)
         unsupported(name_, ": num_inputs: at most ", kSegmentMostRows, " rows unless ids are sorted, and for arg, got ",
                     problem_.rows);
       if (brings_together && unsorted && problem_.segments > kSegmentMostRows)
@@ -91,7 +91,7 @@ class SegmentPlan : public Plan {
       workspace_size_ = space();
       sku_.arch = segment_arch(name_);
       sku_.backend = "bespoke";
-      path_ = !brings_together ? "spread" : unsorted ? "sort" : "chunks";
+      path_ = brings_together ? segment_path_name(problem_, names_rows) : "spread";
     }
   }
 
@@ -106,7 +106,8 @@ class SegmentReducePlan final : public SegmentPlan {
  public:
   static constexpr const char *kName = "SegmentReducePlan";
 
-  SegmentReducePlan(const baracuda_segment_reduce_desc &desc, Options options) : SegmentPlan(kName, std::move(options)) {
+  SegmentReducePlan(const baracuda_segment_reduce_desc &desc, Options options)
+      : SegmentPlan(kName, std::move(options)) {
     const DTypeInfo &dtype = check_dtype("dtype", desc.dtype);
     if (!is_one_of<float16, bfloat16, float, double, int8_t, uint8_t, int32_t, int64_t>(desc.dtype))
       unsupported(name_, ": dtype: expected float16, bfloat16, float32, float64, int8, uint8, int32 or int64, got ",
@@ -116,11 +117,11 @@ class SegmentReducePlan final : public SegmentPlan {
     if (return_arg && !problem_.extreme()) refuse("return_arg: only max and min have one");
     if (return_arg && problem_.even) refuse("ties: even has no use for the one row of return_arg");
     if (return_arg) check_arg_rows();
-    dispatch_dtype<float16, bfloat16, float, double, int8_t, uint8_t, int32_t, int64_t>(desc.dtype, [&](auto tag) {
-      empty_bits_ = empty_bits<typename decltype(tag)::type>(desc.empty_value);
-    });
+    dispatch_dtype<float16, bfloat16, float, double, int8_t, uint8_t, int32_t, int64_t>(
+        desc.dtype, [&](auto tag) { empty_bits_ = empty_bits<typename decltype(tag)::type>(desc.empty_value); });
 
-    operands_ = {{"input", Role::in, desc.dtype, rows_shape_}, ids_, {"output", Role::out, desc.dtype, segments_shape_}};
+    operands_ = {
+        {"input", Role::in, desc.dtype, rows_shape_}, ids_, {"output", Role::out, desc.dtype, segments_shape_}};
     if (return_arg) {
       arg_.role = Role::out;
       operands_.push_back(arg_);
@@ -128,7 +129,7 @@ class SegmentReducePlan final : public SegmentPlan {
     for (const OperandSpec &operand : operands_) add_cost(operand.dtype, operand.shape);
     cost_.operations = rows_shape_.count();
     set_sku("segment_reduce", problem_.extreme());
-    choose_device(true, return_arg, [&] { return segment_reduce_space(problem_, return_arg); });
+    choose_device(true, return_arg, false, [&] { return segment_reduce_space(problem_, return_arg); });
   }
 
  protected:
@@ -222,10 +223,9 @@ class SegmentReduceBackwardPlan final : public SegmentPlan {
     add(d_input_, {"d_input", Role::out, desc.dtype, rows_shape_});
     for (const OperandSpec &operand : operands_) add_cost(operand.dtype, operand.shape);
     cost_.operations = rows_shape_.count();
-    set_sku("segment_reduce_backward",
-            problem_.kind == SegmentKind::sum || (problem_.extreme() && !problem_.even));
+    set_sku("segment_reduce_backward", problem_.kind == SegmentKind::sum || (problem_.extreme() && !problem_.even));
     const bool counts = problem_.kind == SegmentKind::mean && problem_.ids == SegmentIds::unsorted;
-    choose_device(takes_input, takes_input || counts, [&] { return segment_reduce_backward_space(problem_, takes_arg); });
+    choose_device(takes_input, takes_input, counts, [&] { return segment_reduce_backward_space(problem_, takes_arg); });
   }
 
  protected:

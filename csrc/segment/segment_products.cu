@@ -11,9 +11,8 @@ void segment_integer_sums(const SegmentForward &call, const SegmentSpace &space,
 
 void segment_products(const SegmentForward &call, const SegmentSpace &space, Stream stream) {
   dispatch_dtype<float16, bfloat16, float, double, int8_t, uint8_t, int32_t, int64_t>(
-      call.problem.dtype, [&](auto tag) {
-        segment_totals<SegmentProd, typename decltype(tag)::type, 1>(call, space, stream);
-      });
+      call.problem.dtype,
+      [&](auto tag) { segment_totals<SegmentProd, typename decltype(tag)::type, 1>(call, space, stream); });
 }
 
 }  // namespace baracuda

@@ -126,8 +126,8 @@ __global__ __launch_bounds__(kSegmentThreads) void gather_gradient(const __grid_
         if (segment[r] >= 0) {
 #pragma unroll
           for (int v = 0; v < kVector; ++v)
-            result.value[v] = rule(dy[r].value[v], x[r].value[v], row[r], segment[r],
-                                   segment[r] * sizes.columns + column + v);
+            result.value[v] =
+                rule(dy[r].value[v], x[r].value[v], row[r], segment[r], segment[r] * sizes.columns + column + v);
         }
         Element *to = static_cast<Element *>(d_input.data) + row[r] * d_input.row + column * d_input.column;
         *reinterpret_cast<Word *>(to) = bit_cast<Word>(result);
@@ -198,7 +198,8 @@ __global__ __launch_bounds__(kSegmentThreads) void scatter_chosen(const __grid_c
       const int64_t segment = first + r * count;
       const int64_t at = int64_t(row[r]);
       // So that no two segments write one element, whatever arg holds.
-      const bool own = sizes.ids.data ? sizes.ids[at] == segment : groups.begin(segment) <= at && at < groups.end(segment);
+      const bool own =
+          sizes.ids.data ? sizes.ids[at] == segment : groups.begin(segment) <= at && at < groups.end(segment);
       if (own) d_input.at<Bits>(at, column) = dy[r];
     }
   }
@@ -221,9 +222,8 @@ struct Launcher {
     SegmentGroups groups = {};
     groups.rows = problem().rows;
     groups.segments = problem().segments;
-    groups.offsets = problem().ids == SegmentIds::offsets
-                         ? call.ids
-                         : SegmentIndices{space.offsets.data, 1, space.offsets.wide};
+    groups.offsets =
+        problem().ids == SegmentIds::offsets ? call.ids : SegmentIndices{space.offsets.data, 1, space.offsets.wide};
     return groups;
   }
 
@@ -271,9 +271,9 @@ struct Launcher {
     // What a row reads when gathered, d_output and arg, costs more than zeros when it is read often.
     const int64_t often = problem().columns * int64_t(sizeof(Bits)) < 32 ? 4 : 24;
     if (whole && problem().rows >= often * problem().segments) {
-      check_cuda(cudaMemsetAsync(call.d_input.data, 0, size_t(elements) * sizeof(Bits),
-                                 static_cast<cudaStream_t>(stream)),
-                 "cudaMemsetAsync");
+      check_cuda(
+          cudaMemsetAsync(call.d_input.data, 0, size_t(elements) * sizeof(Bits), static_cast<cudaStream_t>(stream)),
+          "cudaMemsetAsync");
       if (problem().segments == 0) return;
       const bool offsets = problem().ids == SegmentIds::offsets;
       const SpreadSizes shape = sizes(offsets ? SegmentIndices() : call.ids, 1);

@@ -373,8 +373,8 @@ def segment_sum(
     >>> bc.segment_sum(np.array([1.0, 2.0, 4.0]), np.array([0, 2, 2]), 3).tolist()
     [1.0, 0.0, 6.0]
     """
-    return _forward("sum", data, segment_ids, num_segments, offsets, sorted, empty_value, False, check_data,
-                    out, stream, preference)  # fmt: skip
+    return _forward("sum", data, segment_ids, num_segments, offsets, sorted, empty_value, False,
+                    check_data, out, stream, preference)  # fmt: skip
 
 
 def segment_mean(
@@ -390,14 +390,14 @@ def segment_mean(
     stream: Any = None,
     preference: PlanPreference | None = None,
 ) -> Any:
-    """The mean of the rows of each segment, by default 0 where it is empty; see :func:`segment_sum`.
+    """The mean of the rows of each segment, by default 0 where it is empty. See :func:`segment_sum`.
 
     >>> import numpy as np, baracuda as bc
     >>> bc.segment_mean(np.array([1.0, 2.0, 4.0]), np.array([0, 2, 2]), 3).tolist()
     [1.0, 0.0, 3.0]
     """
-    return _forward("mean", data, segment_ids, num_segments, offsets, sorted, empty_value, False, check_data,
-                    out, stream, preference)  # fmt: skip
+    return _forward("mean", data, segment_ids, num_segments, offsets, sorted, empty_value, False,
+                    check_data, out, stream, preference)  # fmt: skip
 
 
 def segment_max(
@@ -414,7 +414,9 @@ def segment_max(
     stream: Any = None,
     preference: PlanPreference | None = None,
 ) -> Any:
-    """The maximum of the rows of each segment, by default the dtype's lowest value where it is empty; see :func:`segment_sum`.
+    """The maximum of the rows of each segment; by default the dtype's lowest value where it is empty.
+
+    See :func:`segment_sum` for the arguments.
 
     With `return_arg` the result is ``(output, arg)``, where `arg` is the lowest row that holds it, N where
     a segment is empty, in the dtype of the ids or offsets.
@@ -441,7 +443,9 @@ def segment_min(
     stream: Any = None,
     preference: PlanPreference | None = None,
 ) -> Any:
-    """The minimum of the rows of each segment, by default the dtype's highest value where it is empty; see :func:`segment_sum`.
+    """The minimum of the rows of each segment; by default the dtype's highest value where it is empty.
+
+    See :func:`segment_sum` for the arguments.
 
     With `return_arg` the result is ``(output, arg)``, where `arg` is the lowest row that holds it, N where
     a segment is empty, in the dtype of the ids or offsets.
@@ -467,14 +471,14 @@ def segment_prod(
     stream: Any = None,
     preference: PlanPreference | None = None,
 ) -> Any:
-    """The product of the rows of each segment, by default 1 where it is empty; see :func:`segment_sum`.
+    """The product of the rows of each segment, by default 1 where it is empty. See :func:`segment_sum`.
 
     >>> import numpy as np, baracuda as bc
     >>> bc.segment_prod(np.array([1.0, 2.0, 4.0]), np.array([0, 2, 2]), 3).tolist()
     [1.0, 1.0, 8.0]
     """
-    return _forward("prod", data, segment_ids, num_segments, offsets, sorted, empty_value, False, check_data,
-                    out, stream, preference)  # fmt: skip
+    return _forward("prod", data, segment_ids, num_segments, offsets, sorted, empty_value, False,
+                    check_data, out, stream, preference)  # fmt: skip
 
 
 def segment_sum_backward(
@@ -665,7 +669,9 @@ def _forward(
     ids, indices, count, index_dtype = _groups(where, segment_ids, offsets, is_sorted)
     if ids == "offsets":
         if num_segments is not None and operator.index(num_segments) != count - 1:
-            raise InvalidProblemError(f"{where}: num_segments: expected {count - 1} for {count} offsets, got {num_segments}")
+            raise InvalidProblemError(
+                f"{where}: num_segments: expected {count - 1} for {count} offsets, got {num_segments}"
+            )
         segments = count - 1
     elif num_segments is None:
         segments = _highest(indices) + 1
@@ -845,4 +851,6 @@ def _check(where: str, ids: Ids, indices: Any, rows: int, segments: int) -> None
     falls = host[1:] < host[:-1]
     if ids != "unsorted" and falls.any():
         place = int(falls.argmax()) + 1
-        raise InvalidProblemError(f"{where}: {_OPERAND[ids]}: expected no lower than before, got {int(host[place])} at {place}")
+        raise InvalidProblemError(
+            f"{where}: {_OPERAND[ids]}: expected no lower than before, got {int(host[place])} at {place}"
+        )

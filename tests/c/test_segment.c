@@ -114,8 +114,11 @@ static void run_reduction(int32_t kind, int32_t ids) {
       DLTensor *plain[] = {&out, &groups, &grad};
       const int takes_input = desc.return_arg || kind == BARACUDA_SEGMENT_PROD;
       if (from_arg) fill_indices(arg, kSegments * kColumns, kRows);
-      require(baracuda_plan_run(plan, from_arg ? with_arg : takes_input ? with_input : plain, NULL,
-                                from_arg || takes_input ? 4 : 3, NULL, 0, NULL) == BARACUDA_SUCCESS,
+      require(baracuda_plan_run(plan,
+                                from_arg      ? with_arg
+                                : takes_input ? with_input
+                                              : plain,
+                                NULL, from_arg || takes_input ? 4 : 3, NULL, 0, NULL) == BARACUDA_SUCCESS,
               "run backward");
       baracuda_plan_destroy(plan);
     }

@@ -31,7 +31,7 @@ def number(value: Any) -> Any:
 
 
 def is_nan(value: Any) -> bool:
-    return value != value
+    return isinstance(value, float) and math.isnan(value)
 
 
 def beats(kind: str, value: Any, best: Any) -> bool:
@@ -107,9 +107,7 @@ def same(a: float, b: float) -> bool:
     return a == b and math.copysign(1, a) == math.copysign(1, b)
 
 
-def backward(
-    kind: str, d_output: Array, data: Array, members: list[list[int]], ties: str = "first"
-) -> Array:
+def backward(kind: str, d_output: Array, data: Array, members: list[list[int]], ties: str = "first") -> Array:
     """In float64; `data` gives the shape, even where its values play no part."""
     result = np.zeros(data.shape, np.float64)
     for segment, rows in enumerate(members):
