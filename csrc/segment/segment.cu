@@ -37,19 +37,28 @@ SegmentNumbers take_numbers(Workspace &workspace, int64_t count, bool wide) {
   return {workspace.take<int32_t>(count), false};
 }
 
+void take_bounds(Workspace &workspace, const SegmentProblem &problem, SegmentSpace &space) {
+  space.begins = take_numbers(workspace, problem.segments, problem.rows >= kNarrowLimit);
+  space.ends = take_numbers(workspace, problem.segments, problem.rows >= kNarrowLimit);
+}
+
+void take_sort(Workspace &workspace, const SegmentProblem &problem, SegmentSpace &space) {
+  for (int i = 0; i < 2; ++i) {
+    space.keys[i] = workspace.take<uint32_t>(problem.rows);
+    space.values[i] = workspace.take<uint32_t>(problem.rows);
+  }
+  space.sort_bytes = segment_sort_bytes(problem);
+  space.sort = workspace.take<std::byte>(int64_t(space.sort_bytes));
+}
+
 // What bringing rows together and reducing them takes.
 void take_reduction(Workspace &workspace, const SegmentProblem &problem, size_t state, SegmentSpace &space) {
   space.chunks = segment_chunks(problem);
-  if (problem.ids == SegmentIds::unsorted) {
-    for (int i = 0; i < 2; ++i) {
-      space.keys[i] = workspace.take<uint32_t>(problem.rows);
-      space.values[i] = workspace.take<uint32_t>(problem.rows);
-    }
-    space.sort_bytes = segment_sort_bytes(problem);
-    space.sort = workspace.take<std::byte>(int64_t(space.sort_bytes));
+  if (problem.ids == SegmentIds::unsorted) take_sort(workspace, problem, space);
+  if (problem.ids != SegmentIds::offsets) {
+    take_bounds(workspace, problem, space);
+    space.front = workspace.take<int64_t>(1);
   }
-  if (problem.ids != SegmentIds::offsets)
-    space.offsets = take_numbers(workspace, problem.segments + 1, problem.rows >= kNarrowLimit);
   space.first = take_numbers(workspace, space.chunks.count + 1, problem.segments >= kNarrowLimit);
   if (problem.rows > space.chunks.chunk)
     space.partial = workspace.take<std::byte>(2 * space.chunks.count * problem.columns * int64_t(state));
@@ -74,9 +83,9 @@ SegmentSpace backward_space(Workspace &workspace, const SegmentProblem &problem,
     space.ids = take_numbers(workspace, problem.rows, problem.segments >= kNarrowLimit);
   if (problem.kind == SegmentKind::mean) {
     if (problem.ids == SegmentIds::unsorted) space.counts = workspace.take<uint32_t>(problem.segments);
-    if (problem.ids == SegmentIds::sorted)
-      space.offsets = take_numbers(workspace, problem.segments + 1, problem.rows >= kNarrowLimit);
+    if (problem.ids == SegmentIds::sorted) take_bounds(workspace, problem, space);
   }
+  if (from_arg && segment_sorts_for_arg(problem)) take_sort(workspace, problem, space);
   if (problem.segments > 0 && (problem.kind == SegmentKind::prod || (problem.extreme() && !from_arg))) {
     const bool chosen = problem.extreme() && !problem.even;
     const size_t state = backward_state(problem);
@@ -119,7 +128,7 @@ size_t segment_reduce_backward_space(const SegmentProblem &problem, bool from_ar
 
 namespace {
 
-void reduce_extremes(const SegmentForward &call, const SegmentSpace &space, Stream stream) {
+void reduce_extremes(const SegmentForward &call, SegmentSpace &space, Stream stream) {
   if (segment_path(call.problem, call.arg.data != nullptr) != SegmentPath::chunks) {
     segment_max_cells(call, space, stream);
   } else if (call.arg.data) {
@@ -134,7 +143,7 @@ void reduce_extremes(const SegmentForward &call, const SegmentSpace &space, Stre
 void segment_reduce_cuda(const SegmentForward &call, std::byte *workspace, Stream stream) {
   Workspace pieces(workspace);
   const SegmentProblem &problem = call.problem;
-  const SegmentSpace space = forward_space(pieces, problem, call.arg.data != nullptr);
+  SegmentSpace space = forward_space(pieces, problem, call.arg.data != nullptr);
   if (problem.extreme()) {
     reduce_extremes(call, space, stream);
   } else if (problem.kind == SegmentKind::prod) {
@@ -149,7 +158,7 @@ void segment_reduce_cuda(const SegmentForward &call, std::byte *workspace, Strea
 void segment_reduce_backward_cuda(const SegmentBackward &call, std::byte *workspace, Stream stream) {
   Workspace pieces(workspace);
   const SegmentProblem &problem = call.problem;
-  const SegmentSpace space = backward_space(pieces, problem, call.arg.data != nullptr);
+  SegmentSpace space = backward_space(pieces, problem, call.arg.data != nullptr);
   if (problem.segments > 0) {
     if (problem.kind == SegmentKind::prod) {
       segment_factors(call, space, stream);

@@ -345,6 +345,10 @@ size_t segment_reduce_backward_space(const SegmentProblem &problem, bool from_ar
 // Enqueue on the current device.
 void segment_reduce_cuda(const SegmentForward &call, std::byte *workspace, Stream stream);
 void segment_reduce_backward_cuda(const SegmentBackward &call, std::byte *workspace, Stream stream);
+// Sums without a fixed order.
+bool segment_adds_atomically(const SegmentProblem &problem);
+size_t segment_atomic_space(const SegmentProblem &problem);
+void segment_add_atomically(const SegmentForward &call, std::byte *workspace, Stream stream);
 // The most rows that may come in any order, or among which arg may choose.
 constexpr int64_t kSegmentMostRows = (int64_t(1) << 32) - 2;
 // The architecture whose machine code runs: "sm_90".

@@ -276,7 +276,7 @@ void launch_few(const SegmentForward &call, uint32_t *all, Stream stream) {
 }
 
 template <class Bits, bool kArg>
-void launch_buckets(const SegmentForward &call, const SegmentSpace &space, Stream stream) {
+void launch_buckets(const SegmentForward &call, SegmentSpace &space, Stream stream) {
   using Cell = typename Maximum<Bits, kArg>::Cell;
   const SegmentProblem &problem = call.problem;
   const Maximum<Bits, kArg> maximum = maximum_of<Bits, kArg>(call);
@@ -329,7 +329,7 @@ void segment_take_cells(Workspace &workspace, const SegmentProblem &problem, Seg
   space.bounds = workspace.take<uint16_t>((space.buckets.buckets + 1) * space.buckets.tiles);
 }
 
-void segment_max_cells(const SegmentForward &call, const SegmentSpace &space, Stream stream) {
+void segment_max_cells(const SegmentForward &call, SegmentSpace &space, Stream stream) {
   constexpr int kVectorBytes = 16;
   const auto run = [&](auto tag) {
     using Bits = typename decltype(tag)::type;

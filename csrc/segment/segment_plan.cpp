@@ -129,7 +129,15 @@ class SegmentReducePlan final : public SegmentPlan {
     for (const OperandSpec &operand : operands_) add_cost(operand.dtype, operand.shape);
     cost_.operations = rows_shape_.count();
     set_sku("segment_reduce", problem_.extreme());
-    choose_device(true, return_arg, false, [&] { return segment_reduce_space(problem_, return_arg); });
+    if constexpr (kWithCuda)
+      atomic_ = device().is_cuda() && !options_.deterministic && segment_adds_atomically(problem_);
+    choose_device(true, return_arg, false, [&] {
+      return atomic_ ? segment_atomic_space(problem_) : segment_reduce_space(problem_, return_arg);
+    });
+    if (atomic_) {
+      path_ = "atomic";
+      sku_.guarantee.deterministic = sku_.guarantee.bit_stable_on_same_hardware = false;
+    }
   }
 
  protected:
@@ -144,7 +152,11 @@ class SegmentReducePlan final : public SegmentPlan {
     forward.empty_bits = empty_bits_;
     if constexpr (kWithCuda) {
       if (device().is_cuda()) {
-        segment_reduce_cuda(forward, call.workspace, call.stream);
+        if (atomic_) {
+          segment_add_atomically(forward, call.workspace, call.stream);
+        } else {
+          segment_reduce_cuda(forward, call.workspace, call.stream);
+        }
         return;
       }
     }
@@ -197,6 +209,7 @@ class SegmentReducePlan final : public SegmentPlan {
   }
 
   uint64_t empty_bits_ = 0;
+  bool atomic_ = false;
 };
 
 class SegmentReduceBackwardPlan final : public SegmentPlan {
