@@ -9,6 +9,7 @@
 #include "baracuda/layout.h"
 #include "baracuda/pooling.h"
 #include "baracuda/scan.h"
+#include "baracuda/segment.h"
 
 namespace {
 
@@ -148,6 +149,33 @@ constexpr baracuda_field kScanBackward[] = {
     {"has_h0", BARACUDA_FIELD_BOOL, offsetof(baracuda_scan_backward_desc, has_h0), nullptr},
 };
 
+constexpr const char *kSegmentKinds[] = {"sum", "mean", "max", "min", "prod", nullptr};
+constexpr const char *kSegmentIds[] = {"unsorted", "sorted", "offsets", nullptr};
+constexpr const char *kSegmentTies[] = {"first", "even", nullptr};
+constexpr const char *kSegmentSaved[] = {"input", "arg", nullptr};
+
+#define BARACUDA_SEGMENT_FIELDS(Desc)                                                 \
+  field_of("kind", BARACUDA_FIELD_CHOICE, offsetof(Desc, kind), kSegmentKinds),       \
+      field_of("num_inputs", BARACUDA_FIELD_INT64, offsetof(Desc, num_inputs)),       \
+      field_of("embedding_dim", BARACUDA_FIELD_INT64, offsetof(Desc, embedding_dim)), \
+      field_of("num_segments", BARACUDA_FIELD_INT64, offsetof(Desc, num_segments)),   \
+      field_of("dtype", BARACUDA_FIELD_DTYPE, offsetof(Desc, dtype)),                 \
+      field_of("index_dtype", BARACUDA_FIELD_DTYPE, offsetof(Desc, index_dtype)),     \
+      field_of("ids", BARACUDA_FIELD_CHOICE, offsetof(Desc, ids), kSegmentIds),       \
+      field_of("ties", BARACUDA_FIELD_CHOICE, offsetof(Desc, ties), kSegmentTies)
+
+using SegmentReduce = baracuda_segment_reduce_desc;
+using SegmentReduceBackward = baracuda_segment_reduce_backward_desc;
+constexpr baracuda_field kSegmentReduce[] = {
+    BARACUDA_SEGMENT_FIELDS(SegmentReduce),
+    field_of("empty_value", BARACUDA_FIELD_OPTIONAL_DOUBLE, offsetof(SegmentReduce, empty_value)),
+    field_of("return_arg", BARACUDA_FIELD_BOOL, offsetof(SegmentReduce, return_arg)),
+};
+constexpr baracuda_field kSegmentReduceBackward[] = {
+    BARACUDA_SEGMENT_FIELDS(SegmentReduceBackward),
+    field_of("saved", BARACUDA_FIELD_CHOICE, offsetof(SegmentReduceBackward, saved), kSegmentSaved),
+};
+
 constexpr baracuda_operator kOperators[] = {
     {"write_slice", "WriteSlicePlan", "layout", sizeof(baracuda_write_slice_desc), kWriteSlice, std::size(kWriteSlice),
      create<baracuda_write_slice_desc, baracuda_write_slice_plan_create>},
@@ -179,6 +207,11 @@ constexpr baracuda_operator kOperators[] = {
      create<baracuda_scan_desc, baracuda_scan_plan_create>},
     {"scan_backward", "ScanBackwardPlan", "scan", sizeof(baracuda_scan_backward_desc), kScanBackward,
      std::size(kScanBackward), create<baracuda_scan_backward_desc, baracuda_scan_backward_plan_create>},
+    {"segment_reduce", "SegmentReducePlan", "segment", sizeof(SegmentReduce), kSegmentReduce, std::size(kSegmentReduce),
+     create<SegmentReduce, baracuda_segment_reduce_plan_create>},
+    {"segment_reduce_backward", "SegmentReduceBackwardPlan", "segment", sizeof(SegmentReduceBackward),
+     kSegmentReduceBackward, std::size(kSegmentReduceBackward),
+     create<SegmentReduceBackward, baracuda_segment_reduce_backward_plan_create>},
 };
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include "plan.h"       // IWYU pragma: export
 #include "pooling.h"    // IWYU pragma: export
 #include "scan.h"       // IWYU pragma: export
+#include "segment.h"    // IWYU pragma: export
 #include "status.h"     // IWYU pragma: export
 
 #endif
