@@ -51,7 +51,7 @@ class AxisPlan : public Plan {
     if (length_ >= int64_t(kNoIndex)) unsupported(name_, ": shape: no kernel for indices along an axis of ", length_);
   }
   void check_ties(int ties) const {
-    if (ties != BARACUDA_TIES_FIRST && ties != BARACUDA_TIES_LAST) refuse("ties: expected first or last, got ", ties);
+    if (ties != BARACUDA_SCAN_TIES_FIRST && ties != BARACUDA_SCAN_TIES_LAST) refuse("ties: expected first or last, got ", ties);
   }
 
   // One run of an operation on this plan's device.
@@ -149,14 +149,14 @@ class ScanPlan final : public AxisPlan {
       refuse("out_dtype: ", kKinds[kind_], " gives ", std::string(dtype_name(dtype_)), ", ", dtype_name(out),
              " was asked for");
     if (desc.indices && !is_extremum(kind_)) refuse("indices: ", kKinds[kind_], " has none");
-    if (desc.ties != BARACUDA_TIES_FIRST && !is_extremum(kind_)) refuse("ties: ", kKinds[kind_], " has none");
+    if (desc.ties != BARACUDA_SCAN_TIES_FIRST && !is_extremum(kind_)) refuse("ties: ", kKinds[kind_], " has none");
     if (desc.has_h0 && kind_ != BARACUDA_LINEAR_RECURRENCE) refuse("has_h0: ", kKinds[kind_], " has no h0");
     if (desc.exclusive && kind_ == BARACUDA_LINEAR_RECURRENCE) refuse("exclusive: linear_recurrence has no such form");
     const DLDataType index = check_index_dtype(desc.index_dtype);
     flags_.exclusive = desc.exclusive != 0;
     flags_.reverse = desc.reverse != 0;
     flags_.smallest = kind_ == BARACUDA_CUMMIN;
-    flags_.last = desc.ties == BARACUDA_TIES_LAST;
+    flags_.last = desc.ties == BARACUDA_SCAN_TIES_LAST;
 
     Operation operation = Operation::sum;
     DLDataType aux = {};
@@ -223,10 +223,10 @@ class ScanBackwardPlan final : public AxisPlan {
     check_problem(desc.kind, desc.shape, desc.axis, desc.dtype);
     check_ties(desc.ties);
     if (!is_floating(dtype_)) unsupported(name_, ": dtype: no gradient for ", dtype_name(dtype_));
-    if (desc.saved < BARACUDA_SAVED_Y || desc.saved > BARACUDA_SAVED_INDICES) refuse("saved: ", desc.saved, " is none");
-    if (desc.saved != BARACUDA_SAVED_Y && !is_extremum(kind_)) refuse("saved: ", kKinds[kind_], " has no such choice");
-    if (desc.ties != BARACUDA_TIES_FIRST && !is_extremum(kind_)) refuse("ties: ", kKinds[kind_], " has none");
-    if (desc.ties != BARACUDA_TIES_FIRST && desc.saved == BARACUDA_SAVED_Y)
+    if (desc.saved < BARACUDA_SCAN_SAVED_Y || desc.saved > BARACUDA_SCAN_SAVED_INDICES) refuse("saved: ", desc.saved, " is none");
+    if (desc.saved != BARACUDA_SCAN_SAVED_Y && !is_extremum(kind_)) refuse("saved: ", kKinds[kind_], " has no such choice");
+    if (desc.ties != BARACUDA_SCAN_TIES_FIRST && !is_extremum(kind_)) refuse("ties: ", kKinds[kind_], " has none");
+    if (desc.ties != BARACUDA_SCAN_TIES_FIRST && desc.saved == BARACUDA_SCAN_SAVED_Y)
       refuse("saved: y does not tell the last of equal extrema; save x or indices");
     if (desc.has_h0 && kind_ != BARACUDA_LINEAR_RECURRENCE) refuse("has_h0: ", kKinds[kind_], " has no h0");
     if (desc.exclusive && kind_ == BARACUDA_LINEAR_RECURRENCE) refuse("exclusive: linear_recurrence has no such form");
@@ -234,7 +234,7 @@ class ScanBackwardPlan final : public AxisPlan {
     forward_.exclusive = flags_.exclusive = desc.exclusive != 0;
     forward_.reverse = desc.reverse != 0;
     forward_.smallest = kind_ == BARACUDA_CUMMIN;
-    forward_.last = desc.ties == BARACUDA_TIES_LAST;
+    forward_.last = desc.ties == BARACUDA_SCAN_TIES_LAST;
     flags_.reverse = !forward_.reverse;
 
     Operation operation = Operation::sum;
@@ -252,15 +252,15 @@ class ScanBackwardPlan final : public AxisPlan {
         break;
       case BARACUDA_CUMMAX:
       case BARACUDA_CUMMIN:
-        if (desc.saved == BARACUDA_SAVED_INDICES) {
+        if (desc.saved == BARACUDA_SCAN_SAVED_INDICES) {
           operands_.push_back({"indices", Role::in, index, shape_});
           aux = index;
         } else {
-          operands_.push_back({desc.saved == BARACUDA_SAVED_X ? "x" : "y", Role::in, dtype_, shape_});
+          operands_.push_back({desc.saved == BARACUDA_SCAN_SAVED_X ? "x" : "y", Role::in, dtype_, shape_});
         }
         // The outputs of an inclusive scan tell the records themselves; else they are marked first.
-        marked_ = desc.saved != BARACUDA_SAVED_Y || flags_.exclusive;
-        scan_for_marks_ = desc.saved == BARACUDA_SAVED_X;
+        marked_ = desc.saved != BARACUDA_SCAN_SAVED_Y || flags_.exclusive;
+        scan_for_marks_ = desc.saved == BARACUDA_SCAN_SAVED_X;
         operation = marked_ ? Operation::marked_extremum_gradient : Operation::extremum_gradient;
         if (scan_for_marks_) {
           check_length_for_indices();

@@ -18,7 +18,7 @@ typedef enum baracuda_scan_kind {
 } baracuda_scan_kind;
 
 /* Which of equal extrema keeps the index. */
-typedef enum baracuda_ties { BARACUDA_TIES_FIRST = 0, BARACUDA_TIES_LAST = 1 } baracuda_ties;
+typedef enum baracuda_scan_ties { BARACUDA_SCAN_TIES_FIRST = 0, BARACUDA_SCAN_TIES_LAST = 1 } baracuda_scan_ties;
 
 /* A scan along one axis.
  * Operands: x (in), y (out) and, with `indices`, indices (out), all of `shape`; for a linear
@@ -33,13 +33,13 @@ typedef struct baracuda_scan_desc {
   int32_t reverse;        /* from the last element to the first */
   int32_t exclusive;      /* each output leaves out its own element */
   int32_t indices;        /* cummax and cummin: also where each extremum is */
-  int32_t ties;           /* baracuda_ties */
+  int32_t ties;           /* baracuda_scan_ties */
   DLDataType index_dtype; /* int32 or int64; bits 0: int64 */
   int32_t has_h0;
 } baracuda_scan_desc;
 
 /* What a gradient of cummax or cummin finds the extrema by. */
-typedef enum baracuda_saved { BARACUDA_SAVED_Y = 0, BARACUDA_SAVED_X = 1, BARACUDA_SAVED_INDICES = 2 } baracuda_saved;
+typedef enum baracuda_scan_saved { BARACUDA_SCAN_SAVED_Y = 0, BARACUDA_SCAN_SAVED_X = 1, BARACUDA_SCAN_SAVED_INDICES = 2 } baracuda_scan_saved;
 
 /* The gradient of a scan; `reverse`, `exclusive` and `ties` are the forward scan's.
  * Operands, all of `shape`:
@@ -55,7 +55,7 @@ typedef struct baracuda_scan_backward_desc {
   DLDataType dtype;
   int32_t reverse;
   int32_t exclusive;
-  int32_t saved; /* baracuda_saved */
+  int32_t saved; /* baracuda_scan_saved */
   int32_t ties;
   DLDataType index_dtype;
   int32_t has_h0;
