@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Makes docs/performance.md and its plots from the results under benchmarks/results.
+"""Makes docs/performance.md with its plots, and docs/accuracy.md, from the results under benchmarks/results.
 
     scripts/performance.py            write them
     scripts/performance.py --check    fail if the committed ones are not what would be written
@@ -25,6 +25,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 DOCS = ROOT / "docs"
 PAGE = DOCS / "performance.md"
 PLOTS = DOCS / "performance"
+ACCURACY = DOCS / "accuracy.md"
 
 INTRODUCTION = """\
 <!-- Made by scripts/performance.py from benchmarks/results. Change those and run it again. -->
@@ -49,6 +50,18 @@ python -m benchmarks FAMILY --save && scripts/performance.py
 """
 
 NOTHING = "\nNo results have been committed yet.\n"
+
+ACCURACY_INTRODUCTION = """\
+<!-- Made by scripts/performance.py from benchmarks/results. Change those and run it again. -->
+
+# Accuracy
+
+Errors of the scans and their gradients against the definition in extended precision, ours / PyTorch's on the same
+GPU, in units of the dtype's rounding (2⁻²⁴ for float32, 2⁻⁵³, 2⁻¹¹, 2⁻⁸): the largest over all elements, and below it
+the mean. An error is relative to the sum of the magnitudes of what makes up the element, for `logcumsumexp` absolute.
+Inputs are normal; for `cumprod` they make products that wander around 1. Where ours is the larger one by more than a
+hundredth, the cell is in bold. How it is measured: [benchmarks/accuracy.py](../benchmarks/accuracy.py).
+"""
 
 #: What the rows of a family are.
 NOTES = {
@@ -116,7 +129,41 @@ def outputs(families: Sequence[Family]) -> dict[Path, str]:
         text.append("\n" + (overhead_table if family.name == "overhead" else bandwidth_table)(family.rows))
     if not families:
         text.append(NOTHING)
-    return {PAGE: "".join(text), **files}
+    return {PAGE: "".join(text), ACCURACY: accuracy_page(), **files}
+
+
+ROUNDING = {"float32": 2.0**-24, "float64": 2.0**-53, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+
+
+def accuracy_page() -> str:
+    """Errors, for each card a table of every kind."""
+    text = [ACCURACY_INTRODUCTION]
+    for file in sorted(RESULTS.glob("*/accuracy/*.json")):
+        results = json.loads(file.read_text(encoding="utf-8"))
+        rows = results["rows"]
+        text.append(f"\n## {results['meta']['card']}\n\n{provenance(results['meta'])}\n")
+        lengths = sorted({row["length"] for row in rows})
+        for kind, direction in dict.fromkeys((row["kind"], row["direction"]) for row in rows):
+            text.append(f"\n### {kind}, {direction}\n\n")
+            body = []
+            for dtype in dict.fromkeys(row["dtype"] for row in rows):
+                found = {
+                    row["length"]: row
+                    for row in rows
+                    if (row["kind"], row["direction"], row["dtype"]) == (kind, direction, dtype)
+                }
+                for what in ("max", "mean"):
+                    cells = [error_cell(found[length], what, dtype) if length in found else "–" for length in lengths]
+                    body.append([dtype if what == "max" else "", what, *cells])
+            text.append(table(["dtype", "", *(f"{length:,}" for length in lengths)], body, 2))
+    return "".join(text) if len(text) > 1 else text[0] + NOTHING
+
+
+def error_cell(row: dict[str, Any], what: str, dtype: str) -> str:
+    """Ours and PyTorch's, in roundings."""
+    values = [row[name][what] / ROUNDING[dtype] for name in ("baracuda", "torch") if name in row]
+    text = " / ".join(f"{value:.3g}" for value in values)
+    return f"**{text}**" if len(values) == 2 and values[0] > 1.01 * values[1] else text
 
 
 def parts(family: Family) -> Iterator[tuple[str, list[dict[str, Any]]]]:

@@ -83,6 +83,26 @@ def check_row(row: dict[str, Any]) -> None:
         assert row["percent_of_copy"] == pytest.approx(100 * ratio, rel=0.01, abs=1 + 6 * (1 + ratio) / row["copy_gbs"])
 
 
+def test_quick_accuracy(device: str, tmp_path: Path) -> None:
+    """In units of the rounding of the type that is computed in, errors grow with the length at most."""
+    if device == "cuda":
+        pytest.importorskip("cuda.bindings.runtime", reason="the GPU's benchmarks need baracuda[cuda]")
+    file = tmp_path / "accuracy.json"
+    run("-m", "benchmarks.accuracy", "--quick", "--device", device, "--json", str(file), "--commit", "abc", "--peers", "")
+    rows = json.loads(file.read_text())["rows"]
+    assert len(rows) == 2 * 5 * 4 * 2
+    for row in rows:
+        stored = {"float32": 2.0**-24, "float64": 2.0**-53, "float16": 2.0**-11, "bfloat16": 2.0**-8}[row["dtype"]]
+        computed = min(stored, 2.0**-24)
+        error = row["baracuda"]
+        assert error["mean"] <= error["max"]
+        if row["kind"] == "logcumsumexp":
+            # Outputs are below 16, and the gradient sees their rounding as a factor.
+            assert error["max"] <= 16 * 8 * (stored + row["length"] * computed), row
+        else:
+            assert error["max"] <= 4 * (stored + row["length"] * computed), row
+
+
 def test_select() -> None:
     output = run("-m", "benchmarks", "layout", "--quick", "--device", "cpu", "--peers", "", "--select", "kv64.*int8")
     lines = [line for line in output.splitlines() if line.startswith("write_slice")]
