@@ -212,3 +212,24 @@ PROBLEMS += [
         (bc.FractionalMaxPool3dBackwardPlan, _POOL_3D, 3 * 6 * 9 * 35, "bfloat16", {"accumulate": True}),
     )
 ]
+
+
+def _rois(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    """Boxes for maps of 30 x 41, some of them over its edges or inverted, of two images and of a third that isn't."""
+    return np.concatenate([rng.integers(0, 3, (shape[0], 1)), rng.uniform(-5, 45, (shape[0], 4))], 1).astype(dtype)
+
+
+_ROIS = {"n": 2, "c": 35, "h": 30, "w": 41, "num_rois": 21, "pooled_h": 5, "pooled_w": 7}
+
+PROBLEMS += [
+    Problem(
+        f"{plan.__name__.removesuffix('Plan')} {dtype} {change}", plan, {**_ROIS, "dtype": dtype, **change},
+        {"rois": _rois},
+    )
+    for plan, dtype, change in (
+        (bc.RoiAlignPlan, "float32", {"sampling_ratio": 2}),
+        (bc.RoiAlignPlan, "bfloat16", {"aligned": True, "rois_dtype": "float64"}),
+        (bc.RoiAlignBackwardPlan, "float32", {}),
+        (bc.RoiAlignBackwardPlan, "float16", {"accumulate": True, "sampling_ratio": 2}),
+    )
+]  # fmt: skip

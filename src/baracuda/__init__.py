@@ -16,6 +16,14 @@ from baracuda.errors import (
     UnsupportedError,
     WorkspaceTooSmallError,
 )
+from baracuda.image import (
+    RoiAlignBackwardDescriptor,
+    RoiAlignBackwardPlan,
+    RoiAlignDescriptor,
+    RoiAlignPlan,
+    roi_align,
+    roi_align_backward,
+)
 from baracuda.kv_cache import (
     KvCacheAppendDescriptor,
     KvCacheAppendPlan,
@@ -82,6 +90,10 @@ __all__ = [
     "PlanCost",
     "PlanPreference",
     "PrecisionGuarantee",
+    "RoiAlignBackwardDescriptor",
+    "RoiAlignBackwardPlan",
+    "RoiAlignDescriptor",
+    "RoiAlignPlan",
     "Tensor",
     "UnsupportedError",
     "WorkspaceTooSmallError",
@@ -102,6 +114,8 @@ __all__ = [
     "pack_int4",
     "plan_cache_clear",
     "plan_cache_info",
+    "roi_align",
+    "roi_align_backward",
     "synchronize",
     "unpack_int4",
     "write_slice",

@@ -1,0 +1,689 @@
+// SPDX-License-Identifier: Apache-2.0
+// RoI-align on the GPU.
+//
+// Forward, a warp takes a RoI and a few channels: for each row of bins it adds up the weighted rows of the map, then
+// from these sums each bin its weighted columns. With channels last a lane is a channel, and the products of both
+// lists are walked.
+//
+// Backward, the map is cut into regions of tiles. A warp owns a tile, a lane a channel of it, with the sums of all
+// cells in registers; it gathers from the RoIs that touch the region, in their order. What a RoI's bins weigh is
+// worked out once, into the workspace.
+#pragma once
+
+#include "image/roi_align.h"
+#include "runtime/launch.cuh"
+
+namespace baracuda {
+
+constexpr int kLanes = 32;
+constexpr unsigned kAllLanes = 0xffffffffu;
+
+// ---------------------------------------------------------------------------------------------------------------
+// Lists of weighted cells, made by a block.
+
+template <class Real>
+struct RoiLists {
+  Real *weight;
+  int32_t *cell;
+  int2 *bins;  // place and count
+};
+
+// The bytes of one axis' lists.
+template <class Real>
+__host__ __device__ inline int64_t roi_list_bytes(int64_t places, int64_t bins) {
+  return (places * int64_t(sizeof(Real) + sizeof(int32_t)) + bins * int64_t(sizeof(int2)) + 15) / 16 * 16;
+}
+
+template <class Real>
+__device__ inline RoiLists<Real> roi_lists_at(char *memory, int32_t places, int32_t bins) {
+  RoiLists<Real> lists;
+  lists.bins = reinterpret_cast<int2 *>(memory);
+  lists.weight = reinterpret_cast<Real *>(lists.bins + bins);
+  lists.cell = reinterpret_cast<int32_t *>(lists.weight + places);
+  return lists;
+}
+
+// A warp fills in the list of a bin.
+template <class Real>
+__device__ inline void make_roi_list(const RoiAxis<Real> &axis, int32_t b, int32_t bins, const RoiLists<Real> &lists) {
+  const int lane = int(threadIdx.x % kLanes);
+  const RoiCells cells = axis.reach(b);
+  const int32_t place = axis.list_place(b, bins, cells.first, 0);
+  int32_t count = 0;
+  for (int32_t from = 0; from < cells.count; from += kLanes) {
+    const int32_t cell = cells.first + from + lane;
+    const Real weight = from + lane < cells.count ? axis.weight(b, cell) : Real(0);
+    const unsigned some = __ballot_sync(kAllLanes, weight != 0);
+    if (weight != 0) {
+      const int32_t at = place + count + __popc(some & ((1u << lane) - 1));
+      lists.weight[at] = weight;
+      lists.cell[at] = cell;
+    }
+    count += __popc(some);
+  }
+  if (lane == 0) lists.bins[b] = make_int2(place, count);
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Forward.
+
+constexpr int kRoiWarps = 8;
+constexpr int kRoiThreads = kRoiWarps * kLanes;
+constexpr int kRoiWarpChannels = 4;
+constexpr int kRoiBlockChannels = kRoiWarps * kRoiWarpChannels;
+// Columns that a warp holds sums of at a time.
+constexpr int kRoiColumns = 96;
+
+struct RoiAlignForwardCall {
+  RoiAlignForward forward;
+  int64_t tasks;   // RoIs times groups of channels
+  int32_t groups;  // of channels
+  int32_t places_y;
+  int32_t places_x;
+};
+
+// What a warp needs beside the lists: the sums of columns and the bins of a row.
+template <class Real>
+__host__ __device__ inline int64_t roi_warp_bytes(int64_t pooled_w) {
+  return (kRoiWarpChannels * (kRoiColumns + pooled_w) * int64_t(sizeof(Real)) + 15) / 16 * 16;
+}
+
+// Adds a row's weighted cells to the columns' sums: kItems columns of channels a lane.
+template <class T, class Real, int kItems>
+__device__ __forceinline__ void roi_rows(const T *const (&from)[kItems], int64_t row_step, const RoiLists<Real> &y,
+                                         int2 list, Real (&sum)[kItems]) {
+  constexpr int kAtOnce = 4;
+  int32_t entry = 0;
+  for (; entry + kAtOnce <= list.y; entry += kAtOnce) {
+    T value[kAtOnce][kItems];
+    Real weight[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      weight[i] = y.weight[list.x + entry + i];
+      const int64_t row = y.cell[list.x + entry + i] * row_step;
+#pragma unroll
+      for (int k = 0; k < kItems; ++k) value[i][k] = from[k][row];
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i)
+#pragma unroll
+      for (int k = 0; k < kItems; ++k) sum[k] += weight[i] * Real(value[i][k]);
+  }
+  for (; entry < list.y; ++entry) {
+    const Real weight = y.weight[list.x + entry];
+    const int64_t row = y.cell[list.x + entry] * row_step;
+#pragma unroll
+    for (int k = 0; k < kItems; ++k) sum[k] += weight * Real(from[k][row]);
+  }
+}
+
+// Lanes lie along the rows of the map.
+template <class T>
+__global__ void __launch_bounds__(kRoiThreads) roi_align_rows(RoiAlignForwardCall call) {
+  using Real = typename ImageReal<T>::type;
+  constexpr int kItems = 2;
+  extern __shared__ __align__(16) char shared[];
+  const RoiAlignProblem &problem = call.forward.problem;
+  const ImageView &input = call.forward.input;
+  const ImageView &output = call.forward.output;
+  const int lane = int(threadIdx.x % kLanes);
+  const int warp = int(threadIdx.x / kLanes);
+  const int32_t ph_count = problem.pooled_h;
+  const int32_t pw_count = problem.pooled_w;
+  const RoiLists<Real> y = roi_lists_at<Real>(shared, call.places_y, ph_count);
+  char *memory = shared + roi_list_bytes<Real>(call.places_y, ph_count);
+  const RoiLists<Real> x = roi_lists_at<Real>(memory, call.places_x, pw_count);
+  memory += roi_list_bytes<Real>(call.places_x, pw_count) + warp * roi_warp_bytes<Real>(pw_count);
+  Real *sums = reinterpret_cast<Real *>(memory);
+  Real *outs = sums + kRoiWarpChannels * kRoiColumns;
+
+  for (int64_t task = blockIdx.x; task < call.tasks; task += gridDim.x) {
+    const int64_t r = task / call.groups;
+    const int64_t c = task % call.groups * kRoiBlockChannels + warp * kRoiWarpChannels;
+    const RoiGeometry<Real> roi = roi_geometry<Real>(problem, call.forward.rois, r);
+    if (roi.batch >= 0)
+      for (int32_t b = warp; b < ph_count + pw_count; b += kRoiWarps) {
+        if (b < ph_count) {
+          make_roi_list(roi.y, b, ph_count, y);
+        } else {
+          make_roi_list(roi.x, b - ph_count, pw_count, x);
+        }
+      }
+    __syncthreads();
+    const int32_t channels = int32_t(problem.c - c < kRoiWarpChannels ? problem.c - c : kRoiWarpChannels);
+    if (channels > 0) {
+      T *to = static_cast<T *>(output.data) + output.plane(r, c);
+      const int32_t outputs = channels * pw_count;
+      // The columns of all bins.
+      int32_t first = problem.w;
+      int32_t end = 0;
+      if (roi.batch >= 0) {
+        for (int32_t b = lane; b < pw_count; b += kLanes) {
+          const int2 list = x.bins[b];
+          if (list.y == 0) continue;
+          first = min(first, x.cell[list.x]);
+          end = max(end, x.cell[list.x + list.y - 1] + 1);
+        }
+        first = __reduce_min_sync(kAllLanes, first);
+        end = __reduce_max_sync(kAllLanes, end);
+      }
+      const bool once = end - first <= kRoiColumns;
+      const T *from = static_cast<const T *>(input.data) + input.plane(roi.batch < 0 ? 0 : roi.batch, c);
+      for (int32_t ph = 0; ph < ph_count; ++ph) {
+        const int2 rows = roi.batch >= 0 ? y.bins[ph] : make_int2(0, 0);
+        if (!once)
+          for (int32_t i = lane; i < outputs; i += kLanes) outs[i] = 0;
+        int32_t begin = first;
+        do {
+          const int32_t columns = max(min(end - begin, kRoiColumns), 0);
+          const int32_t items = rows.y == 0 ? 0 : columns * channels;
+          for (int32_t i = lane; i < items; i += kLanes * kItems) {
+            const T *at[kItems];
+#pragma unroll
+            for (int k = 0; k < kItems; ++k) {
+              const int32_t item = i + k * kLanes < items ? i + k * kLanes : i;
+              const int32_t channel = item / columns;
+              at[k] = from + channel * input.channel + (begin + item - channel * columns) * input.column;
+            }
+            Real sum[kItems] = {};
+            roi_rows<T, Real, kItems>(at, input.row, y, rows, sum);
+#pragma unroll
+            for (int k = 0; k < kItems; ++k)
+              if (i + k * kLanes < items) sums[i + k * kLanes] = sum[k];
+          }
+          __syncwarp();
+          for (int32_t i = lane; i < outputs; i += kLanes) {
+            const int32_t channel = i / pw_count;
+            const int32_t pw = i - channel * pw_count;
+            const int2 list = rows.y == 0 ? make_int2(0, 0) : x.bins[pw];
+            const Real *line = sums + channel * columns - begin;
+            Real sum = once ? Real(0) : outs[i];
+            for (int32_t entry = list.x; entry < list.x + list.y; ++entry) {
+              const int32_t cell = x.cell[entry];
+              if (once || (cell >= begin && cell < begin + columns)) sum += x.weight[entry] * line[cell];
+            }
+            if (!once) outs[i] = sum;
+            if (begin + columns >= end) to[channel * output.channel + output.cell(ph, pw)] = T(sum / roi.count);
+          }
+          __syncwarp();
+          begin += kRoiColumns;
+        } while (begin < end);
+      }
+    }
+    __syncthreads();
+  }
+}
+
+// Lanes are channels.
+template <class T>
+__global__ void __launch_bounds__(kRoiThreads) roi_align_lines(RoiAlignForwardCall call) {
+  using Real = typename ImageReal<T>::type;
+  extern __shared__ __align__(16) char shared[];
+  const RoiAlignProblem &problem = call.forward.problem;
+  const ImageView &input = call.forward.input;
+  const ImageView &output = call.forward.output;
+  const int lane = int(threadIdx.x % kLanes);
+  const int warp = int(threadIdx.x / kLanes);
+  const int32_t ph_count = problem.pooled_h;
+  const int32_t pw_count = problem.pooled_w;
+  const RoiLists<Real> y = roi_lists_at<Real>(shared, call.places_y, ph_count);
+  const RoiLists<Real> x =
+      roi_lists_at<Real>(shared + roi_list_bytes<Real>(call.places_y, ph_count), call.places_x, pw_count);
+  for (int64_t task = blockIdx.x; task < call.tasks; task += gridDim.x) {
+    const int64_t r = task / call.groups;
+    const int64_t c = task % call.groups * kLanes + lane;
+    const RoiGeometry<Real> roi = roi_geometry<Real>(problem, call.forward.rois, r);
+    if (roi.batch >= 0)
+      for (int32_t b = warp; b < ph_count + pw_count; b += kRoiWarps) {
+        if (b < ph_count) {
+          make_roi_list(roi.y, b, ph_count, y);
+        } else {
+          make_roi_list(roi.x, b - ph_count, pw_count, x);
+        }
+      }
+    __syncthreads();
+    if (c < problem.c) {
+      T *to = static_cast<T *>(output.data) + output.plane(r, c);
+      const T *from = static_cast<const T *>(input.data) + input.plane(roi.batch < 0 ? 0 : roi.batch, c);
+      for (int32_t b = warp; b < ph_count * pw_count; b += kRoiWarps) {
+        const int32_t ph = b / pw_count;
+        const int32_t pw = b - ph * pw_count;
+        Real sum = 0;
+        if (roi.batch >= 0) {
+          const int2 rows = y.bins[ph];
+          const int2 columns = x.bins[pw];
+          for (int32_t i = rows.x; i < rows.x + rows.y; ++i) {
+            const T *line = from + y.cell[i] * input.row;
+            Real part = 0;
+#pragma unroll 4
+            for (int32_t j = columns.x; j < columns.x + columns.y; ++j)
+              part += x.weight[j] * Real(line[x.cell[j] * input.column]);
+            sum += y.weight[i] * part;
+          }
+        }
+        to[output.cell(ph, pw)] = T(sum / roi.count);
+      }
+    }
+    __syncthreads();
+  }
+}
+
+// A thread for each output; for maps that are too large for lists in shared memory.
+template <class T>
+__global__ void __launch_bounds__(kRoiThreads) roi_align_any(RoiAlignForward call, int64_t outputs) {
+  using Real = typename ImageReal<T>::type;
+  const RoiAlignProblem &problem = call.problem;
+  for (int64_t i = int64_t(blockIdx.x) * kRoiThreads + threadIdx.x; i < outputs; i += int64_t(gridDim.x) * kRoiThreads) {
+    const int32_t pw = int32_t(i % problem.pooled_w);
+    const int32_t ph = int32_t(i / problem.pooled_w % problem.pooled_h);
+    const int64_t plane = i / problem.pooled_w / problem.pooled_h;
+    const int64_t c = plane % problem.c;
+    const int64_t r = plane / problem.c;
+    const RoiGeometry<Real> roi = roi_geometry<Real>(problem, call.rois, r);
+    Real sum = 0;
+    if (roi.batch >= 0) {
+      const T *from = static_cast<const T *>(call.input.data) + call.input.plane(roi.batch, c);
+      const RoiCells rows = roi.y.reach(ph);
+      const RoiCells columns = roi.x.reach(pw);
+      for (int32_t row = rows.first; row < rows.first + rows.count; ++row) {
+        const Real weight = roi.y.weight(ph, row);
+        if (weight == 0) continue;
+        Real part = 0;
+        for (int32_t column = columns.first; column < columns.first + columns.count; ++column) {
+          const Real share = roi.x.weight(pw, column);
+          if (share != 0) part += share * Real(from[call.input.cell(row, column)]);
+        }
+        sum += weight * part;
+      }
+    }
+    static_cast<T *>(call.output.data)[call.output.plane(r, c) + call.output.cell(ph, pw)] = T(sum / roi.count);
+  }
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Backward.
+
+constexpr int kTileSide = 8;
+constexpr int kTilesDown = 2;
+constexpr int kTilesAcross = 4;
+constexpr int kRegionRows = kTileSide * kTilesDown;
+constexpr int kRegionColumns = kTileSide * kTilesAcross;
+constexpr int kTileWarps = kTilesDown * kTilesAcross;
+constexpr int kTileThreads = kTileWarps * kLanes;
+// Columns of bins whose weights a warp holds at a time.
+constexpr int kTileBins = 3;
+// RoIs that a block looks at before it works on those that touch its region.
+constexpr int kRoiBatch = 1024;
+
+// The cells that a RoI has weights for, both ends included; none where y0 > y1.
+struct RoiBounds {
+  int32_t y0, y1, x0, x1;
+};
+
+struct RoiTable {
+  int32_t *batch;     // [rois], -1 for RoIs without cells
+  RoiBounds *bounds;  // [rois]
+  char *records;      // [rois], of `record` bytes each
+  int32_t record;     // bytes
+  int32_t bins_at;    // of a record: the bins' reaches begin there,
+  int32_t x_at;       // the weights of x, and before these, at 0, those of y
+  int32_t places_y;
+  int32_t places_x;
+};
+
+// A bin's cells within a record: weights[place - first + cell] is the weight of a cell, and zero for at least
+// kTileSide - 1 cells on both sides of the reach.
+struct RoiReach {
+  int32_t first;
+  int32_t count;
+  int32_t place;
+  int32_t padding;
+};
+
+// One block for each RoI.
+template <class Real>
+__global__ void __launch_bounds__(kRoiThreads) roi_align_prepare(RoiAlignProblem problem, RoiRows rois, RoiTable table) {
+  __shared__ RoiBounds shared_bounds;
+  const int64_t r = blockIdx.x;
+  const int lane = int(threadIdx.x % kLanes);
+  const int warp = int(threadIdx.x / kLanes);
+  const RoiGeometry<Real> roi = roi_geometry<Real>(problem, rois, r);
+  char *record = table.records + r * table.record;
+  Real *const weights_y = reinterpret_cast<Real *>(record);
+  Real *const weights_x = reinterpret_cast<Real *>(record + table.x_at);
+  RoiReach *const bins = reinterpret_cast<RoiReach *>(record + table.bins_at);
+  if (threadIdx.x == 0) shared_bounds = {INT32_MAX, -1, INT32_MAX, -1};
+  if (roi.batch >= 0) {
+    for (int32_t i = int32_t(threadIdx.x); i < table.places_y; i += kRoiThreads) weights_y[i] = 0;
+    for (int32_t i = int32_t(threadIdx.x); i < table.places_x; i += kRoiThreads) weights_x[i] = 0;
+  }
+  __syncthreads();
+  if (roi.batch >= 0) {
+    for (int32_t b = warp; b < problem.pooled_h + problem.pooled_w; b += kRoiWarps) {
+      const bool is_y = b < problem.pooled_h;
+      const RoiAxis<Real> axis = is_y ? roi.y : roi.x;
+      const int32_t own = is_y ? b : b - problem.pooled_h;
+      const RoiCells cells = axis.reach(own);
+      // The mean belongs to one axis.
+      const Real scale = is_y ? roi.count : Real(1);
+      const int32_t place =
+          kTileSide + axis.list_place(own, is_y ? problem.pooled_h : problem.pooled_w, cells.first, kTileSide);
+      Real *const weights = is_y ? weights_y : weights_x;
+      for (int32_t i = lane; i < cells.count; i += kLanes)
+        weights[place + i] = axis.weight(own, cells.first + i) / scale;
+      if (lane == 0) {
+        bins[b] = {cells.first, cells.count, place, 0};
+        if (cells.count > 0) {
+          atomicMin(is_y ? &shared_bounds.y0 : &shared_bounds.x0, cells.first);
+          atomicMax(is_y ? &shared_bounds.y1 : &shared_bounds.x1, cells.first + cells.count - 1);
+        }
+      }
+    }
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    table.bounds[r] = shared_bounds;
+    table.batch[r] = shared_bounds.y1 >= 0 && shared_bounds.x1 >= 0 ? roi.batch : -1;
+  }
+}
+
+struct RoiAlignTilesCall {
+  RoiAlignBackward backward;
+  RoiTable table;
+  int32_t down;     // regions
+  int32_t across;   // regions
+  int32_t groups;   // of channels
+  int64_t regions;  // of all images and groups
+  int32_t stages;
+  int32_t stage_bytes;
+  int32_t gradient_at;  // of a stage
+  // Rows of bins of neighbouring channels follow each other, so that a RoI's part is one piece.
+  bool contiguous;
+};
+
+__device__ __forceinline__ void copy_16(void *to, const void *from, int bytes) {
+  const unsigned address = unsigned(__cvta_generic_to_shared(to));
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from), "r"(bytes) : "memory");
+}
+
+// All threads copy bytes that begin at the same place of 16 as `to`.
+__device__ inline void copy_piece(char *to, const char *from, int32_t bytes) {
+  for (int32_t i = int32_t(threadIdx.x) * 16; i < bytes; i += kTileThreads * 16)
+    copy_16(to + i, from + i, min(bytes - i, 16));
+}
+
+template <class T, bool kStaged>
+class RoiTile {
+ public:
+  using Real = typename ImageReal<T>::type;
+
+  __device__ RoiTile(const RoiAlignTilesCall &call, int32_t row, int32_t column) : call_(call), row_(row), column_(column) {
+#pragma unroll
+    for (int i = 0; i < kTileSide; ++i)
+#pragma unroll
+      for (int j = 0; j < kTileSide; ++j) sum_[i][j] = 0;
+  }
+
+  // Adds what one RoI gives. `record` holds its weights; `given` the lane's gradients.
+  __device__ __forceinline__ void add(const char *record, const RoiBounds &bounds, const T *given, int64_t given_row,
+                                      int64_t given_column) {
+    if (bounds.y0 >= row_ + kTileSide || bounds.y1 < row_ || bounds.x0 >= column_ + kTileSide || bounds.x1 < column_)
+      return;
+    const RoiAlignProblem &problem = call_.backward.problem;
+    const Real *const weights_y = reinterpret_cast<const Real *>(record);
+    const Real *const weights_x = reinterpret_cast<const Real *>(record + call_.table.x_at);
+    const RoiReach *const bins_y = reinterpret_cast<const RoiReach *>(record + call_.table.bins_at);
+    const RoiReach *const bins_x = bins_y + problem.pooled_h;
+    for (int32_t x_from = 0; x_from < problem.pooled_w; x_from += kLanes) {
+      unsigned x_left = over(bins_x, x_from, problem.pooled_w, column_);
+      while (x_left) {
+        Real wx[kTileBins][kTileSide];
+        int32_t pw[kTileBins];
+#pragma unroll
+        for (int k = 0; k < kTileBins; ++k) {
+          pw[k] = -1;
+          int32_t place = 0;
+          if (x_left) {
+            pw[k] = x_from + __ffs(int(x_left)) - 1;
+            x_left &= x_left - 1;
+            place = bins_x[pw[k]].place + column_ - bins_x[pw[k]].first;
+          }
+#pragma unroll
+          for (int j = 0; j < kTileSide; ++j) wx[k][j] = weights_x[place + j];
+        }
+        for (int32_t y_from = 0; y_from < problem.pooled_h; y_from += kLanes) {
+          unsigned y_left = over(bins_y, y_from, problem.pooled_h, row_);
+          while (y_left) {
+            const int32_t ph = y_from + __ffs(int(y_left)) - 1;
+            y_left &= y_left - 1;
+            add_row(given + ph * given_row, given_column, pw, wx,
+                    weights_y + bins_y[ph].place + row_ - bins_y[ph].first);
+          }
+        }
+      }
+    }
+  }
+
+  __device__ Real sum(int i, int j) const { return sum_[i][j]; }
+
+ private:
+  // Which of 32 bins reach the tile.
+  __device__ __forceinline__ unsigned over(const RoiReach *bins, int32_t from, int32_t count, int32_t cell) const {
+    const int32_t b = from + int32_t(threadIdx.x % kLanes);
+    bool reaches = false;
+    if (b < count) reaches = bins[b].first < cell + kTileSide && bins[b].first + bins[b].count > cell && bins[b].count > 0;
+    return __ballot_sync(kAllLanes, reaches);
+  }
+
+  __device__ __forceinline__ void add_row(const T *given, int64_t given_column, const int32_t (&pw)[kTileBins],
+                                          const Real (&wx)[kTileBins][kTileSide], const Real *wy) {
+    Real value[kTileBins];
+    bool odd = false;
+#pragma unroll
+    for (int k = 0; k < kTileBins; ++k) {
+      value[k] = pw[k] < 0 || !given ? Real(0) : Real(given[pw[k] * given_column]);
+      odd = odd || !is_finite(value[k]);
+    }
+    Real line[kTileSide];
+    if (__any_sync(kAllLanes, odd)) {
+      // A weight of zero is no factor of what isn't finite.
+#pragma unroll
+      for (int j = 0; j < kTileSide; ++j) {
+        line[j] = 0;
+#pragma unroll
+        for (int k = 0; k < kTileBins; ++k)
+          if (wx[k][j] != 0) line[j] += wx[k][j] * value[k];
+      }
+    } else {
+#pragma unroll
+      for (int j = 0; j < kTileSide; ++j) {
+        line[j] = wx[0][j] * value[0];
+#pragma unroll
+        for (int k = 1; k < kTileBins; ++k) line[j] += wx[k][j] * value[k];
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kTileSide; ++i) {
+      const Real weight = wy[i];
+      if (weight != 0) {
+#pragma unroll
+        for (int j = 0; j < kTileSide; ++j) sum_[i][j] += weight * line[j];
+      }
+    }
+  }
+
+  const RoiAlignTilesCall &call_;
+  int32_t row_;
+  int32_t column_;
+  Real sum_[kTileSide][kTileSide];
+};
+
+template <class T, bool kStaged>
+__global__ void __launch_bounds__(kTileThreads, sizeof(T) == sizeof(double) ? 1 : 2)
+    roi_align_tiles(const __grid_constant__ RoiAlignTilesCall call) {
+  using Real = typename ImageReal<T>::type;
+  extern __shared__ __align__(16) char shared[];
+  __shared__ int32_t found[kRoiBatch];
+  __shared__ int32_t found_of[kRoiBatch / kLanes];
+  __shared__ Real turn[kTilesDown][kLanes][kRegionColumns + 1];
+  const RoiAlignProblem &problem = call.backward.problem;
+  const RoiTable &table = call.table;
+  const ImageView &doutput = call.backward.doutput;
+  const ImageView &dinput = call.backward.dinput;
+  const int lane = int(threadIdx.x % kLanes);
+  const int warp = int(threadIdx.x / kLanes);
+  const int64_t pieces = int64_t(problem.pooled_h) * problem.pooled_w;
+
+  for (int64_t task = blockIdx.x; task < call.regions; task += gridDim.x) {
+    const int64_t c0 = task % call.groups * kLanes;
+    const int64_t place = task / call.groups;
+    const int32_t column0 = int32_t(place % call.across) * kRegionColumns;
+    const int32_t row0 = int32_t(place / call.across % call.down) * kRegionRows;
+    const int32_t n = int32_t(place / call.across / call.down);
+    const int64_t channels = min(problem.c - c0, int64_t(kLanes));
+    RoiTile<T, kStaged> tile(call, row0 + warp / kTilesAcross * kTileSide, column0 + warp % kTilesAcross * kTileSide);
+
+    for (int64_t from = 0; from < problem.rois; from += kRoiBatch) {
+      // The RoIs of this batch that touch the region, in their order.
+      constexpr int kRounds = kRoiBatch / kTileThreads;
+      bool touches[kRounds];
+      unsigned ballot[kRounds];
+#pragma unroll
+      for (int k = 0; k < kRounds; ++k) {
+        const int64_t r = from + k * kTileThreads + threadIdx.x;
+        touches[k] = false;
+        if (r < problem.rois && table.batch[r] == n) {
+          const RoiBounds bounds = table.bounds[r];
+          touches[k] = bounds.y0 < row0 + kRegionRows && bounds.y1 >= row0 && bounds.x0 < column0 + kRegionColumns &&
+                       bounds.x1 >= column0;
+        }
+      }
+#pragma unroll
+      for (int k = 0; k < kRounds; ++k) {
+        ballot[k] = __ballot_sync(kAllLanes, touches[k]);
+        if (lane == 0) found_of[k * kTileWarps + warp] = __popc(ballot[k]);
+      }
+      __syncthreads();
+      int32_t count = 0;
+      for (int k = 0; k < kRounds * kTileWarps; ++k) {
+        if (k % kTileWarps == warp && touches[k / kTileWarps])
+          found[count + __popc(ballot[k / kTileWarps] & ((1u << lane) - 1))] =
+              int32_t(k / kTileWarps) * kTileThreads + int32_t(threadIdx.x);
+        count += found_of[k];
+      }
+      __syncthreads();
+
+      const auto gradients_of = [&](int64_t r) {
+        return static_cast<const T *>(doutput.data) + doutput.plane(r, c0);
+      };
+      const auto fetch = [&](int32_t k) {
+        if (k < count) {
+          const int64_t r = from + found[k];
+          char *stage = shared + k % call.stages * call.stage_bytes;
+          copy_piece(stage, table.records + r * table.record, table.record);
+          if constexpr (kStaged) {
+            const char *piece = reinterpret_cast<const char *>(gradients_of(r));
+            const int32_t shift = int32_t(reinterpret_cast<uintptr_t>(piece) % 16);
+            copy_piece(stage + call.gradient_at, piece - shift,
+                       shift + int32_t(channels * pieces * int64_t(sizeof(T))));
+          }
+        }
+        asm volatile("cp.async.commit_group;" ::: "memory");
+      };
+      for (int32_t k = 0; k < call.stages - 1; ++k) fetch(k);
+      for (int32_t k = 0; k < count; ++k) {
+        if (call.stages == 3) {
+          asm volatile("cp.async.wait_group 1;" ::: "memory");
+        } else {
+          asm volatile("cp.async.wait_group 0;" ::: "memory");
+        }
+        __syncthreads();
+        fetch(k + call.stages - 1);
+        const int64_t r = from + found[k];
+        const char *stage = shared + k % call.stages * call.stage_bytes;
+        const RoiBounds bounds = table.bounds[r];
+        const T *given = nullptr;
+        if (lane < channels) {
+          if constexpr (kStaged) {
+            const uintptr_t shift = reinterpret_cast<uintptr_t>(gradients_of(r)) % 16;
+            given = reinterpret_cast<const T *>(stage + call.gradient_at + shift) + lane * pieces;
+          } else {
+            given = gradients_of(r) + lane * doutput.channel;
+          }
+        }
+        if constexpr (kStaged) {
+          tile.add(stage, bounds, given, problem.pooled_w, 1);
+        } else {
+          tile.add(stage, bounds, given, doutput.row, doutput.column);
+        }
+      }
+      asm volatile("cp.async.wait_all;" ::: "memory");
+      __syncthreads();
+    }
+
+    // Channels lie far apart, or side by side; in the first case a warp writes one of them at a time.
+    const bool turned = !(dinput.channel == 1 && problem.c > 1);
+    T *to = static_cast<T *>(dinput.data) + dinput.plane(n, c0);
+    const auto store = [&](int64_t channel, int32_t row, int32_t column, Real sum) {
+      if (channel >= channels || row >= problem.h || column >= problem.w) return;
+      T &cell = to[channel * dinput.channel + dinput.cell(row, column)];
+      cell = T(call.backward.accumulate ? Real(cell) + sum : sum);
+    };
+#pragma unroll
+    for (int i = 0; i < kTileSide; ++i) {
+      if (turned) {
+#pragma unroll
+        for (int j = 0; j < kTileSide; ++j)
+          turn[warp / kTilesAcross][lane][warp % kTilesAcross * kTileSide + j] = tile.sum(i, j);
+        __syncthreads();
+        for (int k = warp; k < kTilesDown * kLanes; k += kTileWarps)
+          store(k % kLanes, row0 + k / kLanes * kTileSide + i, column0 + lane, turn[k / kLanes][k % kLanes][lane]);
+        __syncthreads();
+      } else {
+#pragma unroll
+        for (int j = 0; j < kTileSide; ++j)
+          store(lane, row0 + warp / kTilesAcross * kTileSide + i, column0 + warp % kTilesAcross * kTileSide + j,
+                tile.sum(i, j));
+      }
+    }
+  }
+}
+
+// A thread for each cell; for maps whose lists don't fit in shared memory.
+template <class T>
+__global__ void __launch_bounds__(kRoiThreads) roi_align_any_backward(RoiAlignBackward call, int64_t cells) {
+  using Real = typename ImageReal<T>::type;
+  const RoiAlignProblem &problem = call.problem;
+  for (int64_t i = int64_t(blockIdx.x) * kRoiThreads + threadIdx.x; i < cells; i += int64_t(gridDim.x) * kRoiThreads) {
+    const int32_t column = int32_t(i % problem.w);
+    const int32_t row = int32_t(i / problem.w % problem.h);
+    const int64_t plane = i / problem.w / problem.h;
+    const int64_t c = plane % problem.c;
+    const int64_t n = plane / problem.c;
+    Real sum = 0;
+    for (int64_t r = 0; r < problem.rois; ++r) {
+      if (call.rois.batch(r, int32_t(problem.n)) != n) continue;
+      const RoiGeometry<Real> roi = roi_geometry<Real>(problem, call.rois, r);
+      if (roi.batch < 0) continue;
+      const T *given = static_cast<const T *>(call.doutput.data) + call.doutput.plane(r, c);
+      for (int32_t ph = 0; ph < problem.pooled_h; ++ph) {
+        const RoiCells rows = roi.y.reach(ph);
+        if (row < rows.first || row >= rows.first + rows.count) continue;
+        const Real weight = roi.y.weight(ph, row);
+        if (weight == 0) continue;
+        Real part = 0;
+        for (int32_t pw = 0; pw < problem.pooled_w; ++pw) {
+          const RoiCells columns = roi.x.reach(pw);
+          if (column < columns.first || column >= columns.first + columns.count) continue;
+          const Real share = roi.x.weight(pw, column);
+          if (share != 0) part += share * Real(given[call.doutput.cell(ph, pw)]);
+        }
+        sum += weight * part / roi.count;
+      }
+    }
+    T &cell = static_cast<T *>(call.dinput.data)[call.dinput.plane(n, c) + call.dinput.cell(row, column)];
+    cell = T(call.accumulate ? Real(cell) + sum : sum);
+  }
+}
+
+}  // namespace baracuda

@@ -1,0 +1,298 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Operators on regions of images: RoI-align, forward and backward."""
+
+from __future__ import annotations
+
+import numbers
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from baracuda import _core
+from baracuda._base import Descriptor, Plan, cached_plan
+from baracuda._outputs import new_output, returned, stacked_boxes
+from baracuda.errors import InvalidProblemError
+from baracuda.plan import PlanPreference
+
+__all__ = [
+    "RoiAlignBackwardDescriptor",
+    "RoiAlignBackwardPlan",
+    "RoiAlignDescriptor",
+    "RoiAlignPlan",
+    "roi_align",
+    "roi_align_backward",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoiAlignDescriptor(Descriptor, operator="roi_align"):
+    """The problem of :class:`RoiAlignPlan`. Any extent may be 0.
+
+    Attributes:
+        n: images in the batch.
+        c: channels.
+        h: height of the feature map, at most 2^20.
+        w: its width, at most 2^20.
+        num_rois: R, the number of regions.
+        pooled_h: bins along the height of a region.
+        pooled_w: bins along its width.
+        spatial_scale: boxes times this are in cells of the feature map.
+        sampling_ratio: samples of a bin along each axis; 0: as many as the bin has cells, rounded up.
+        aligned: move boxes by half a cell, so that a coordinate names a place and not a pixel.
+        dtype: float16, bfloat16, float32 or float64.
+        rois_dtype: float32 or float64, whatever `dtype` is.
+    """
+
+    n: int
+    c: int
+    h: int
+    w: int
+    num_rois: int
+    pooled_h: int
+    pooled_w: int
+    spatial_scale: float = 1.0
+    sampling_ratio: int = 0
+    aligned: bool = False
+    dtype: Any
+    rois_dtype: Any = "float32"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoiAlignBackwardDescriptor(Descriptor, operator="roi_align_backward"):
+    """The problem of :class:`RoiAlignBackwardPlan`. Any extent may be 0.
+
+    Attributes:
+        n: images in the batch.
+        c: channels.
+        h: height of the feature map, at most 2^20.
+        w: its width, at most 2^20.
+        num_rois: R, the number of regions.
+        pooled_h: bins along the height of a region.
+        pooled_w: bins along its width.
+        spatial_scale: boxes times this are in cells of the feature map.
+        sampling_ratio: samples of a bin along each axis; 0: as many as the bin has cells, rounded up.
+        aligned: move boxes by half a cell.
+        dtype: float16, bfloat16, float32 or float64.
+        rois_dtype: float32 or float64, whatever `dtype` is.
+        accumulate: add to ``dinput`` instead of overwriting it.
+    """
+
+    n: int
+    c: int
+    h: int
+    w: int
+    num_rois: int
+    pooled_h: int
+    pooled_w: int
+    spatial_scale: float = 1.0
+    sampling_ratio: int = 0
+    aligned: bool = False
+    dtype: Any
+    rois_dtype: Any = "float32"
+    accumulate: bool = False
+
+
+class RoiAlignPlan(Plan):
+    """Each region of interest resampled to a grid of pooled_h x pooled_w means of bilinear samples.
+
+    Operands of ``run``:
+        input (in): [N, C, H, W], any strides, channels first or last.
+        rois (in): [R, 5], rows (batch, x1, y1, x2, y2).
+        output (out): [R, C, pooled_h, pooled_w].
+
+    A region gives zeros if its batch number is not one of 0 to N - 1, if a coordinate is NaN or infinite, or if
+    ``sampling_ratio=0`` would take more than 2^20 samples along an axis. Inverted and empty boxes have no samples
+    where their number is adaptive; where it is fixed they are sampled from right to left, or at one place.
+    Samples count 0 outside [-1, H] and [-1, W]. Geometry and sums are in float32, for float64 features in float64.
+
+    >>> import numpy as np, baracuda as bc
+    >>> plan = bc.RoiAlignPlan(
+    ...     n=1, c=1, h=3, w=3, num_rois=1, pooled_h=2, pooled_w=2, sampling_ratio=1, aligned=True,
+    ...     dtype="float32", device="cpu")
+    >>> x = np.arange(1, 10, dtype=np.float32).reshape(1, 1, 3, 3)
+    >>> y = np.empty((1, 1, 2, 2), np.float32)
+    >>> plan.run(input=x, rois=np.array([[0, 0, 0, 2, 2]], np.float32), output=y)
+    >>> y[0, 0].tolist()
+    [[1.0, 2.0], [4.0, 5.0]]
+    """
+
+    Descriptor: ClassVar[type[Any]] = RoiAlignDescriptor
+
+
+class RoiAlignBackwardPlan(Plan):
+    """The gradient of :class:`RoiAlignPlan` with respect to its input.
+
+    Operands of ``run``:
+        doutput (in): [R, C, pooled_h, pooled_w], any strides.
+        rois (in): [R, 5], the forward's.
+        dinput (out, with ``accumulate`` inout): [N, C, H, W]; all of it is written.
+
+    A cell gathers from the regions over it, in their order, in float32 (float64 for float64), rounded once. No
+    atomics: the same bits in every run.
+
+    >>> import numpy as np, baracuda as bc
+    >>> plan = bc.RoiAlignBackwardPlan(
+    ...     n=1, c=1, h=3, w=3, num_rois=1, pooled_h=1, pooled_w=1, sampling_ratio=1, dtype="float32", device="cpu")
+    >>> dx = np.empty((1, 1, 3, 3), np.float32)
+    >>> plan.run(doutput=np.ones((1, 1, 1, 1), np.float32), rois=np.array([[0, 0, 0, 1, 1]], np.float32), dinput=dx)
+    >>> dx[0, 0].tolist()
+    [[0.25, 0.25, 0.0], [0.25, 0.25, 0.0], [0.0, 0.0, 0.0]]
+    """
+
+    Descriptor: ClassVar[type[Any]] = RoiAlignBackwardDescriptor
+
+
+def roi_align(
+    input: Any,
+    boxes: Any,
+    output_size: int | Sequence[int],
+    spatial_scale: float = 1.0,
+    sampling_ratio: int = 0,
+    aligned: bool = False,
+    *,
+    out: Any = None,
+    stream: Any = None,
+    preference: PlanPreference | None = None,
+) -> Any:
+    """RoI-align; see :class:`RoiAlignPlan`.
+
+    Args:
+        input: [N, C, H, W].
+        boxes: [R, 5], rows (batch, x1, y1, x2, y2); or one [L, 4] for each image, rows (x1, y1, x2, y2). 16-bit
+            boxes are converted to float32.
+        output_size: (pooled_h, pooled_w) or one number for both.
+        spatial_scale: boxes times this are in cells.
+        sampling_ratio: samples of a bin along each axis; 0 and -1: adaptive.
+        aligned: move boxes by half a cell.
+        out: where to write.
+        stream: see :meth:`baracuda.Plan.run`.
+        preference: what the selection of the kernel must keep to.
+
+    Returns:
+        [R, C, pooled_h, pooled_w], of the kind of `input`.
+
+    >>> import numpy as np, baracuda as bc
+    >>> x = np.ones((2, 3, 16, 16), np.float32)
+    >>> boxes = [np.array([[0, 0, 8, 8]], np.float32), np.array([[2, 2, 9, 5], [1, 1, 4, 4]], np.float32)]
+    >>> bc.roi_align(x, boxes, 7).shape
+    (3, 3, 7, 7)
+    """
+    where = "roi_align"
+    shape, dtype, device = _core.describe(input, f"{where}: input")
+    if len(shape) != 4:
+        raise InvalidProblemError(f"{where}: input: expected shape (n, c, h, w), got {shape}")
+    boxes, count, rois_dtype = _rois(boxes, input, device, stream, where)
+    pooled = _pair(output_size, f"{where}: output_size")
+    plan = cached_plan(
+        RoiAlignPlan, device, preference, **_fields(shape, count, pooled, dtype, rois_dtype),
+        spatial_scale=float(spatial_scale), sampling_ratio=_sampling(sampling_ratio), aligned=aligned,
+    )  # fmt: skip
+    output = new_output(input, (count, shape[1], *pooled), dtype, device, stream) if out is None else out
+    plan.run(input=input, rois=boxes, output=output, stream=stream)
+    return returned(output, input)
+
+
+def roi_align_backward(
+    grad: Any,
+    boxes: Any,
+    input_shape: Sequence[int],
+    output_size: int | Sequence[int] | None = None,
+    spatial_scale: float = 1.0,
+    sampling_ratio: int = 0,
+    aligned: bool = False,
+    *,
+    accumulate: bool = False,
+    out: Any = None,
+    stream: Any = None,
+    preference: PlanPreference | None = None,
+) -> Any:
+    """The gradient of :func:`roi_align` with respect to its input; see :class:`RoiAlignBackwardPlan`.
+
+    Args:
+        grad: [R, C, pooled_h, pooled_w].
+        boxes: the forward's.
+        input_shape: (N, C, H, W).
+        output_size: the forward's; None: what `grad` has.
+        spatial_scale: the forward's.
+        sampling_ratio: the forward's.
+        aligned: the forward's.
+        accumulate: add to `out` instead of overwriting it.
+        out: where to write.
+        stream: see :meth:`baracuda.Plan.run`.
+        preference: what the selection of the kernel must keep to.
+
+    Returns:
+        [N, C, H, W], of the kind of `grad`.
+
+    >>> import numpy as np, baracuda as bc
+    >>> boxes = np.array([[0, 1, 1, 7, 9]], np.float32)
+    >>> dx = bc.roi_align_backward(np.ones((1, 1, 4, 4), np.float32), boxes, (1, 1, 12, 12))
+    >>> round(float(dx.sum()), 4)
+    16.0
+    """
+    where = "roi_align_backward"
+    shape, dtype, device = _core.describe(grad, f"{where}: grad")
+    input_shape = tuple(operator.index(extent) for extent in input_shape)
+    if len(shape) != 4:
+        raise InvalidProblemError(f"{where}: grad: expected shape (rois, c, pooled_h, pooled_w), got {shape}")
+    if len(input_shape) != 4 or input_shape[1] != shape[1]:
+        raise InvalidProblemError(f"{where}: input_shape: expected (n, {shape[1]}, h, w), got {input_shape}")
+    pooled = shape[2:] if output_size is None else _pair(output_size, f"{where}: output_size")
+    if accumulate and out is None:
+        raise InvalidProblemError(f"{where}: accumulate: expected out, to add to")
+    boxes, count, rois_dtype = _rois(boxes, grad, device, stream, where)
+    plan = cached_plan(
+        RoiAlignBackwardPlan, device, preference, **_fields(input_shape, count, pooled, dtype, rois_dtype),
+        spatial_scale=float(spatial_scale), sampling_ratio=_sampling(sampling_ratio), aligned=aligned,
+        accumulate=accumulate,
+    )  # fmt: skip
+    dinput = new_output(grad, input_shape, dtype, device, stream) if out is None else out
+    plan.run(doutput=grad, rois=boxes, dinput=dinput, stream=stream)
+    return returned(dinput, grad)
+
+
+def _fields(
+    shape: tuple[int, ...], count: int, pooled: tuple[int, ...], dtype: str, rois_dtype: str
+) -> dict[str, Any]:
+    return {
+        **dict(zip("nchw", shape, strict=True)),
+        "num_rois": count,
+        "pooled_h": pooled[0],
+        "pooled_w": pooled[1],
+        "dtype": dtype,
+        "rois_dtype": rois_dtype,
+    }
+
+
+def _sampling(ratio: int) -> int:
+    ratio = operator.index(ratio)
+    return 0 if ratio == -1 else ratio
+
+
+def _pair(value: Any, where: str) -> tuple[int, int]:
+    values = (value, value) if isinstance(value, numbers.Integral) else tuple(value)
+    if len(values) != 2:
+        raise InvalidProblemError(f"{where}: expected one number or two, got {len(values)}")
+    return operator.index(values[0]), operator.index(values[1])
+
+
+def _rois(boxes: Any, like: Any, device: str, stream: Any, where: str) -> tuple[Any, int, str]:
+    """Rows with batch numbers, how many, and their dtype."""
+    if isinstance(boxes, (list, tuple)):
+        for place, entry in enumerate(boxes):
+            shape, _, _ = _core.describe(entry, f"{where}: boxes[{place}]")
+            if len(shape) != 2 or shape[1] != 4:
+                raise InvalidProblemError(f"{where}: boxes[{place}]: expected shape (boxes, 4), got {shape}")
+        boxes = stacked_boxes(boxes, like, device, stream)
+    shape, dtype, _ = _core.describe(boxes, f"{where}: boxes")
+    if len(shape) != 2 or shape[1] != 5:
+        raise InvalidProblemError(
+            f"{where}: boxes: expected shape (rois, 5) with batch numbers, or a list with (boxes, 4) for each image, "
+            f"got {shape}"
+        )
+    if dtype in ("float16", "bfloat16"):
+        convert = getattr(boxes, "astype", None)
+        boxes = boxes.float() if convert is None else convert("float32")
+        dtype = "float32"
+    return boxes, shape[0], dtype
