@@ -135,6 +135,14 @@ constexpr baracuda_field kRoiAlignBackward[] = {
     BARACUDA_ROI_ALIGN_FIELDS(baracuda_roi_align_backward_desc),
     field_of("accumulate", BARACUDA_FIELD_BOOL, offsetof(baracuda_roi_align_backward_desc, accumulate))};
 
+constexpr baracuda_field kNms[] = {
+    {"num_boxes", BARACUDA_FIELD_INT64, offsetof(baracuda_nms_desc, num_boxes), nullptr},
+    {"iou_threshold", BARACUDA_FIELD_DOUBLE, offsetof(baracuda_nms_desc, iou_threshold), nullptr},
+    {"dtype", BARACUDA_FIELD_DTYPE, offsetof(baracuda_nms_desc, dtype), nullptr},
+    {"scores_dtype", BARACUDA_FIELD_OPTIONAL_DTYPE, offsetof(baracuda_nms_desc, scores_dtype), nullptr},
+    {"class_dtype", BARACUDA_FIELD_OPTIONAL_DTYPE, offsetof(baracuda_nms_desc, class_dtype), nullptr},
+};
+
 constexpr baracuda_operator kOperators[] = {
     {"write_slice", "WriteSlicePlan", "layout", sizeof(baracuda_write_slice_desc), kWriteSlice, std::size(kWriteSlice),
      create<baracuda_write_slice_desc, baracuda_write_slice_plan_create>},
@@ -166,6 +174,8 @@ constexpr baracuda_operator kOperators[] = {
      create<baracuda_roi_align_desc, baracuda_roi_align_plan_create>},
     {"roi_align_backward", "RoiAlignBackwardPlan", "image", sizeof(baracuda_roi_align_backward_desc), kRoiAlignBackward,
      std::size(kRoiAlignBackward), create<baracuda_roi_align_backward_desc, baracuda_roi_align_backward_plan_create>},
+    {"nms", "NmsPlan", "image", sizeof(baracuda_nms_desc), kNms, std::size(kNms),
+     create<baracuda_nms_desc, baracuda_nms_plan_create>},
 };
 
 }  // namespace

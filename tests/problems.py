@@ -233,3 +233,14 @@ PROBLEMS += [
         (bc.RoiAlignBackwardPlan, "float16", {"accumulate": True, "sampling_ratio": 2}),
     )
 ]  # fmt: skip
+
+
+def _corners(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    low = rng.uniform(0, 40, (shape[0], 2))
+    return np.concatenate([low, low + rng.uniform(1, 20, low.shape)], 1).astype(dtype)
+
+
+PROBLEMS += [
+    Problem(f"Nms {fields}", bc.NmsPlan, {"num_boxes": 200, "iou_threshold": 0.3, **fields}, {"boxes": _corners})
+    for fields in ({}, {"dtype": "float64", "scores_dtype": "bfloat16", "class_dtype": "int64"})
+]

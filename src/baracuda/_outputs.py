@@ -11,7 +11,7 @@ import numpy as np
 from baracuda import _core
 from baracuda.dtypes import numpy_dtype
 
-__all__ = ["new_output", "returned", "scalar_operand", "stacked_boxes"]
+__all__ = ["first_of", "new_output", "returned", "scalar_operand", "stacked_boxes"]
 
 
 def new_output(like: Any, shape: Sequence[int], dtype: str, device: str, stream: Any) -> Any:
@@ -35,6 +35,20 @@ def returned(output: Any, like: Any) -> Any:
 
         return jax.dlpack.from_dlpack(output)
     return output
+
+
+def first_of(output: Any, count: Any, like: Any, device: str, stream: Any) -> Any:
+    """As many entries of a written output as `count` says, which is read back."""
+    if stream is not None and device != "cpu":
+        # A framework reads in the order of its own stream.
+        _core.synchronize(device, stream)
+    output, count = returned(output, like), returned(count, like)
+    if not isinstance(output, _core.Tensor):
+        return output[: int(count[0])]
+    entries = output.numpy()[: int(count.numpy()[0])]
+    tensor = _core.empty(entries.shape, entries.dtype.name, device, stream)
+    _core.upload(tensor, np.ascontiguousarray(entries))
+    return tensor
 
 
 def scalar_operand(like: Any, value: int, device: str, stream: Any) -> Any:

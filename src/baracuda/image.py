@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operators on regions of images: RoI-align, forward and backward."""
+"""Operators on regions of images: RoI-align, forward and backward, and non-maximum suppression."""
 
 from __future__ import annotations
 
@@ -11,15 +11,19 @@ from typing import Any, ClassVar
 
 from baracuda import _core
 from baracuda._base import Descriptor, Plan, cached_plan
-from baracuda._outputs import new_output, returned, stacked_boxes
+from baracuda._outputs import first_of, new_output, returned, stacked_boxes
 from baracuda.errors import InvalidProblemError
 from baracuda.plan import PlanPreference
 
 __all__ = [
+    "NmsDescriptor",
+    "NmsPlan",
     "RoiAlignBackwardDescriptor",
     "RoiAlignBackwardPlan",
     "RoiAlignDescriptor",
     "RoiAlignPlan",
+    "batched_nms",
+    "nms",
     "roi_align",
     "roi_align_backward",
 ]
@@ -93,6 +97,25 @@ class RoiAlignBackwardDescriptor(Descriptor, operator="roi_align_backward"):
     accumulate: bool = False
 
 
+@dataclass(frozen=True, kw_only=True)
+class NmsDescriptor(Descriptor, operator="nms"):
+    """The problem of :class:`NmsPlan`.
+
+    Attributes:
+        num_boxes: how many there are, at most 2^26.
+        iou_threshold: a box whose overlap with a kept one is more than this part of their union is not kept.
+        dtype: of the boxes, float16, bfloat16, float32 or float64.
+        scores_dtype: one of these; None: the boxes'.
+        class_dtype: int64 or int32; None: all boxes are of one class.
+    """
+
+    num_boxes: int
+    iou_threshold: float
+    dtype: Any = "float32"
+    scores_dtype: Any = None
+    class_dtype: Any = None
+
+
 class RoiAlignPlan(Plan):
     """Each region of interest resampled to a grid of pooled_h x pooled_w means of bilinear samples.
 
@@ -141,6 +164,121 @@ class RoiAlignBackwardPlan(Plan):
     """
 
     Descriptor: ClassVar[type[Any]] = RoiAlignBackwardDescriptor
+
+
+class NmsPlan(Plan):
+    """Greedy non-maximum suppression, all of it on the device.
+
+    Operands of ``run``:
+        boxes (in): [N, 4], rows (x1, y1, x2, y2).
+        scores (in): [N].
+        classes (in): [N], with ``class_dtype`` only: boxes of different classes don't see each other.
+        keep (out): int64 [N], the numbers of the kept boxes in descending order of their scores, then -1.
+        count (out): int64 [1], how many are kept.
+
+    Boxes are looked at in descending order of scores, equal ones in the order they come in, NaN last. A box is
+    kept unless its overlap with one kept before, over their union, is more than `iou_threshold`. That is computed in
+    float32, for float64 boxes in float64, each operation rounded once, so CPU and CUDA agree. A box with a NaN
+    overlaps none. Outputs have a fixed size, so a run can be captured.
+
+    >>> import numpy as np, baracuda as bc
+    >>> plan = bc.NmsPlan(num_boxes=3, iou_threshold=0.5, device="cpu")
+    >>> boxes = np.array([[0, 0, 9, 9], [0, 0, 10, 10], [20, 20, 30, 30]], np.float32)
+    >>> keep, count = np.empty(3, np.int64), np.empty(1, np.int64)
+    >>> plan.run(boxes=boxes, scores=np.array([0.3, 0.9, 0.5], np.float32), keep=keep, count=count)
+    >>> keep.tolist(), count.tolist()
+    ([1, 2, -1], [2])
+    """
+
+    Descriptor: ClassVar[type[Any]] = NmsDescriptor
+
+
+def nms(
+    boxes: Any,
+    scores: Any,
+    iou_threshold: float,
+    *,
+    stream: Any = None,
+    preference: PlanPreference | None = None,
+) -> Any:
+    """Non-maximum suppression; see :class:`NmsPlan`.
+
+    The number of kept boxes is read back, which waits for the device; a plan doesn't.
+
+    Args:
+        boxes: [N, 4], rows (x1, y1, x2, y2).
+        scores: [N].
+        iou_threshold: the overlap, over the union, beyond which a box is suppressed.
+        stream: see :meth:`baracuda.Plan.run`.
+        preference: what the selection of the kernel must keep to.
+
+    Returns:
+        The numbers of the kept boxes, int64, in descending order of their scores.
+
+    >>> import numpy as np, baracuda as bc
+    >>> boxes = np.array([[0, 0, 9, 9], [0, 0, 10, 10], [20, 20, 30, 30]], np.float32)
+    >>> bc.nms(boxes, np.array([0.3, 0.9, 0.5], np.float32), 0.5).tolist()
+    [1, 2]
+    """
+    return _nms(boxes, scores, None, iou_threshold, stream, preference, "nms")
+
+
+def batched_nms(
+    boxes: Any,
+    scores: Any,
+    idxs: Any,
+    iou_threshold: float,
+    *,
+    stream: Any = None,
+    preference: PlanPreference | None = None,
+) -> Any:
+    """:func:`nms` among the boxes of each class, all classes in one call.
+
+    Args:
+        boxes: [N, 4], rows (x1, y1, x2, y2).
+        scores: [N].
+        idxs: [N], int64 or int32, the class of each box.
+        iou_threshold: the overlap, over the union, beyond which a box is suppressed.
+        stream: see :meth:`baracuda.Plan.run`.
+        preference: what the selection of the kernel must keep to.
+
+    Returns:
+        The numbers of the kept boxes, int64, in descending order of their scores.
+
+    >>> import numpy as np, baracuda as bc
+    >>> boxes = np.array([[0, 0, 9, 9], [0, 0, 10, 10], [20, 20, 30, 30]], np.float32)
+    >>> bc.batched_nms(boxes, np.array([0.3, 0.9, 0.5], np.float32), np.array([0, 1, 1]), 0.5).tolist()
+    [1, 2, 0]
+    """
+    return _nms(boxes, scores, idxs, iou_threshold, stream, preference, "batched_nms")
+
+
+def _nms(
+    boxes: Any,
+    scores: Any,
+    classes: Any,
+    iou_threshold: float,
+    stream: Any,
+    preference: PlanPreference | None,
+    where: str,
+) -> Any:
+    shape, dtype, device = _core.describe(boxes, f"{where}: boxes")
+    if len(shape) != 2 or shape[1] != 4:
+        raise InvalidProblemError(f"{where}: boxes: expected shape (boxes, 4), got {shape}")
+    _, scores_dtype, _ = _core.describe(scores, f"{where}: scores")
+    operands = {"boxes": boxes, "scores": scores}
+    class_dtype = None
+    if classes is not None:
+        operands["classes"] = classes
+        _, class_dtype, _ = _core.describe(classes, f"{where}: idxs")
+    plan = cached_plan(
+        NmsPlan, device, preference, num_boxes=shape[0], iou_threshold=float(iou_threshold), dtype=dtype,
+        scores_dtype=scores_dtype, class_dtype=class_dtype,
+    )  # fmt: skip
+    keep = new_output(boxes, (shape[0],), "int64", device, stream)
+    count = new_output(boxes, (1,), "int64", device, stream)
+    plan.run(**operands, keep=keep, count=count, stream=stream)
+    return first_of(keep, count, boxes, device, stream)
 
 
 def roi_align(

@@ -136,3 +136,35 @@ def roi_align_backward(dy: Array, rois: Array, shape: tuple[int, ...], real: typ
             np.add.at(roundings[image, 0], (row, column), 2.0 * (weight != 0))
         roundings[image] += axis_y.samples + axis_x.samples
     return Result(value, magnitude, roundings)
+
+
+def overlaps(box: Array, others: Array) -> Array:
+    """Intersection over union, every operation rounded once in the type of the boxes."""
+    with np.errstate(all="ignore"):
+        width = np.minimum(box[2], others[:, 2]) - np.maximum(box[0], others[:, 0])
+        height = np.minimum(box[3], others[:, 3]) - np.maximum(box[1], others[:, 1])
+        shared = np.where(width > 0, width, 0) * np.where(height > 0, height, 0)
+        area = (box[2] - box[0]) * (box[3] - box[1])
+        areas = (others[:, 2] - others[:, 0]) * (others[:, 3] - others[:, 1])
+        return shared / (area + areas - shared)
+
+
+def nms(boxes: Array, scores: Array, threshold: float, classes: Array | None = None) -> Array:
+    """The kept boxes, by comparing each kept box with all that come after it."""
+    real = np.float64 if boxes.dtype == np.float64 else np.float32
+    wide = boxes.astype(real)
+    numbers = scores.astype(np.float64)
+    # -nan sorts last, and a stable sort of negated numbers keeps the order of equal ones.
+    order = np.argsort(-numbers, kind="stable")
+    alive = np.ones(len(order), bool)
+    kept = []
+    for place, i in enumerate(order):
+        if not alive[place]:
+            continue
+        kept.append(i)
+        later = order[place + 1 :]
+        hit = overlaps(wide[i], wide[later]) > real(threshold)
+        if classes is not None:
+            hit &= classes[later] == classes[i]
+        alive[place + 1 :] &= ~hit
+    return np.array(kept, np.int64)

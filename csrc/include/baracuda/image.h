@@ -55,10 +55,28 @@ typedef struct baracuda_roi_align_backward_desc {
   int32_t accumulate; /* non-zero: add to dinput instead of overwriting it */
 } baracuda_roi_align_backward_desc;
 
+/* Greedy non-maximum suppression. Boxes are looked at in descending order of their scores, equal ones in the order
+ * they come in, NaN last; a box is kept unless one kept before it, of its class, overlaps it by more than
+ * iou_threshold of their union. A box with a NaN overlaps none.
+ *
+ * Operands: boxes (in, [num_boxes, 4], rows (x1, y1, x2, y2)), scores (in, [num_boxes]), classes (in, [num_boxes], unless
+ * class_dtype has no bits), keep (out, int64 [num_boxes]), count (out, int64 [1]). keep holds the numbers of the kept
+ * boxes in that order, and -1 after the first `count`. */
+typedef struct baracuda_nms_desc {
+  size_t struct_size;
+  int64_t num_boxes;
+  double iou_threshold;
+  DLDataType dtype;        /* float16, bfloat16, float32 or float64 */
+  DLDataType scores_dtype; /* one of these; bits 0: the boxes' */
+  DLDataType class_dtype;  /* int64 or int32; bits 0: there are no classes */
+} baracuda_nms_desc;
+
 baracuda_status baracuda_roi_align_plan_create(const baracuda_roi_align_desc *desc,
                                                const baracuda_plan_options *options, baracuda_plan **plan);
 baracuda_status baracuda_roi_align_backward_plan_create(const baracuda_roi_align_backward_desc *desc,
                                                         const baracuda_plan_options *options, baracuda_plan **plan);
+baracuda_status baracuda_nms_plan_create(const baracuda_nms_desc *desc, const baracuda_plan_options *options,
+                                         baracuda_plan **plan);
 
 #ifdef __cplusplus
 }
