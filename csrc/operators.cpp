@@ -135,6 +135,18 @@ constexpr baracuda_field kRoiAlignBackward[] = {
     BARACUDA_ROI_ALIGN_FIELDS(baracuda_roi_align_backward_desc),
     field_of("accumulate", BARACUDA_FIELD_BOOL, offsetof(baracuda_roi_align_backward_desc, accumulate))};
 
+#define BARACUDA_ROI_POOL_FIELDS(Desc)                                                                        \
+  BARACUDA_ROI_FIELDS(Desc), field_of("dtype", BARACUDA_FIELD_DTYPE, offsetof(Desc, dtype)),                  \
+      field_of("rois_dtype", BARACUDA_FIELD_DTYPE, offsetof(Desc, rois_dtype))
+
+constexpr baracuda_field kRoiPool[] = {
+    BARACUDA_ROI_POOL_FIELDS(baracuda_roi_pool_desc),
+    field_of("index_dtype", BARACUDA_FIELD_OPTIONAL_DTYPE, offsetof(baracuda_roi_pool_desc, index_dtype))};
+constexpr baracuda_field kRoiPoolBackward[] = {
+    BARACUDA_ROI_POOL_FIELDS(baracuda_roi_pool_backward_desc),
+    field_of("index_dtype", BARACUDA_FIELD_DTYPE, offsetof(baracuda_roi_pool_backward_desc, index_dtype)),
+    field_of("accumulate", BARACUDA_FIELD_BOOL, offsetof(baracuda_roi_pool_backward_desc, accumulate))};
+
 constexpr baracuda_field kNms[] = {
     {"num_boxes", BARACUDA_FIELD_INT64, offsetof(baracuda_nms_desc, num_boxes), nullptr},
     {"iou_threshold", BARACUDA_FIELD_DOUBLE, offsetof(baracuda_nms_desc, iou_threshold), nullptr},
@@ -174,6 +186,10 @@ constexpr baracuda_operator kOperators[] = {
      create<baracuda_roi_align_desc, baracuda_roi_align_plan_create>},
     {"roi_align_backward", "RoiAlignBackwardPlan", "image", sizeof(baracuda_roi_align_backward_desc), kRoiAlignBackward,
      std::size(kRoiAlignBackward), create<baracuda_roi_align_backward_desc, baracuda_roi_align_backward_plan_create>},
+    {"roi_pool", "RoiPoolPlan", "image", sizeof(baracuda_roi_pool_desc), kRoiPool, std::size(kRoiPool),
+     create<baracuda_roi_pool_desc, baracuda_roi_pool_plan_create>},
+    {"roi_pool_backward", "RoiPoolBackwardPlan", "image", sizeof(baracuda_roi_pool_backward_desc), kRoiPoolBackward,
+     std::size(kRoiPoolBackward), create<baracuda_roi_pool_backward_desc, baracuda_roi_pool_backward_plan_create>},
     {"nms", "NmsPlan", "image", sizeof(baracuda_nms_desc), kNms, std::size(kNms),
      create<baracuda_nms_desc, baracuda_nms_plan_create>},
 };

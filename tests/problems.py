@@ -244,3 +244,15 @@ PROBLEMS += [
     Problem(f"Nms {fields}", bc.NmsPlan, {"num_boxes": 200, "iou_threshold": 0.3, **fields}, {"boxes": _corners})
     for fields in ({}, {"dtype": "float64", "scores_dtype": "bfloat16", "class_dtype": "int64"})
 ]
+PROBLEMS += [
+    Problem(
+        f"{plan.__name__.removesuffix('Plan')} {dtype} {change}", plan, {**_ROIS, "dtype": dtype, **change},
+        {"rois": _rois, "argmax": below(30 * 41)},
+    )
+    for plan, dtype, change in (
+        (bc.RoiPoolPlan, "float32", {}),
+        (bc.RoiPoolPlan, "bfloat16", {"index_dtype": None, "rois_dtype": "float64"}),
+        (bc.RoiPoolBackwardPlan, "float32", {"index_dtype": "int64"}),
+        (bc.RoiPoolBackwardPlan, "float16", {"accumulate": True}),
+    )
+]  # fmt: skip

@@ -7,7 +7,9 @@
 // suppressed. A box waits only for earlier ones, and blocks take their ranks by ticket, so those are running or done.
 //
 // Overlaps are stored up to a bound. Where there are more, which takes many boxes on top of one another, one block goes
-// through the ranks instead and compares with the kept boxes.
+// through the ranks instead and compares with the kept boxes; what the first of these suppress is left out by all.
+#include <algorithm>
+
 #include <cub/device/device_radix_sort.cuh>
 
 #include "image/nms.h"
@@ -30,6 +32,8 @@ enum State : int32_t { kWaiting, kKept, kSuppressed };
 struct Counters {
   uint32_t overlaps;
   uint32_t ticket;
+  uint32_t kept;
+  uint32_t filtered;  // of these the later boxes have been compared with
 };
 
 template <class Real>
@@ -48,6 +52,7 @@ struct Space {
   uint2 *overlaps;         // the earlier box' rank, and the next of the list
   uint32_t most_overlaps;
   NmsBox<Real> *hulls;     // of tiles
+  uint32_t *kept_bits;     // by rank
   int32_t *kept_ranks;     // without lists: those kept so far
 };
 
@@ -76,6 +81,7 @@ Space<Real> lay_out(int64_t count, Workspace &space) {
   s.most_overlaps = uint32_t(kOverlapsEach * count + kOverlapsMore);
   s.overlaps = space.take<uint2>(s.most_overlaps);
   s.hulls = space.take<NmsBox<Real>>(ceil_div(count, kLanes));
+  s.kept_bits = space.take<uint32_t>(ceil_div(count, kLanes));
   s.kept_ranks = space.take<int32_t>(count);
   return s;
 }
@@ -89,7 +95,7 @@ __device__ inline uint32_t rank_key(float score) {
 // The sort is by the upper half of these. Scores of 64 bits take it twice, their lower halves first.
 __global__ void make_keys(NmsCall call, uint64_t *keys, const uint64_t *sorted, bool lower, Counters *counters) {
   const int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x;
-  if (i == 0) *counters = {0, 0};
+  if (i == 0) *counters = {};
   if (i >= call.boxes_count) return;
   const uint32_t box = sorted ? uint32_t(sorted[i]) : uint32_t(i);
   const double score = call.scores.at(box);
@@ -127,6 +133,7 @@ __global__ void gather_boxes(NmsCall call, Space<Real> space) {
   space.areas[rank] = nms_area(corners);
   space.classes[rank] = call.class_of(box);
   space.states[rank] = kWaiting;
+  call.keep[rank * call.keep_step] = -1;
   space.lists[rank] = 0;
   const float x = float(corners.x1) + float(corners.x2);
   const float y = float(corners.y1) + float(corners.y2);
@@ -160,9 +167,10 @@ __global__ void make_hulls(int64_t count, Space<Real> space) {
   if (threadIdx.x % kLanes == 0 && place < count) space.hulls[place / kLanes] = hull;
 }
 
-// A warp compares a tile with itself and those after it.
+// A warp compares a tile with itself and those after it, or with every so manieth of them.
 template <class Real>
-__global__ void __launch_bounds__(kThreads) find_overlaps(int64_t count, Real threshold, Space<Real> space) {
+__global__ void __launch_bounds__(kThreads)
+    find_overlaps(int64_t count, int32_t slices, Real threshold, Space<Real> space) {
   __shared__ NmsBox<Real> shared_box[kWarps][kLanes];
   __shared__ Real shared_area[kWarps][kLanes];
   __shared__ int64_t shared_class[kWarps][kLanes];
@@ -170,53 +178,62 @@ __global__ void __launch_bounds__(kThreads) find_overlaps(int64_t count, Real th
   const int lane = int(threadIdx.x % kLanes);
   const int warp = int(threadIdx.x / kLanes);
   const int64_t tiles = (count + kLanes - 1) / kLanes;
-  const int64_t tile = int64_t(blockIdx.x) * kWarps + warp;
+  const int64_t task = int64_t(blockIdx.x) * kWarps + warp;
+  const int64_t tile = task / slices;
   if (tile >= tiles) return;
   const int64_t own = tile * kLanes + lane;
   const int own_count = int(min(count - tile * kLanes, int64_t(kLanes)));
-  if (own < count) {
-    const uint32_t rank = uint32_t(space.sorted[own]);
-    shared_box[warp][lane] = space.boxes[rank];
-    shared_area[warp][lane] = space.areas[rank];
-    shared_class[warp][lane] = space.classes[rank];
-    shared_rank[warp][lane] = rank;
-  }
+  const uint32_t own_rank = own < count ? uint32_t(space.sorted[own]) : 0;
+  shared_box[warp][lane] = space.boxes[own_rank];
+  shared_area[warp][lane] = space.areas[own_rank];
+  shared_class[warp][lane] = space.classes[own_rank];
+  shared_rank[warp][lane] = own_rank;
   __syncwarp();
   const NmsBox<Real> hull = space.hulls[tile];
-  for (int64_t from = tile / kLanes * kLanes; from < tiles; from += kLanes) {
+  for (int64_t from = tile + task % slices; from < tiles; from += int64_t(kLanes) * slices) {
     bool meets = false;
-    if (from + lane < tiles && from + lane >= tile) {
-      const NmsBox<Real> other = space.hulls[from + lane];
+    if (from + lane * slices < tiles) {
+      const NmsBox<Real> other = space.hulls[from + lane * slices];
       // A negative threshold is exceeded by boxes that lie apart.
       meets = threshold < 0 ||
               (hull.x1 < other.x2 && other.x1 < hull.x2 && hull.y1 < other.y2 && other.y1 < hull.y2);
     }
     unsigned left = __ballot_sync(kAllLanes, meets);
     while (left) {
-      const int64_t other = from + __ffs(int(left)) - 1;
+      const int64_t other = from + (__ffs(int(left)) - 1) * slices;
       left &= left - 1;
       const int64_t place = other * kLanes + lane;
-      const bool there = place < count;
-      const uint32_t rank = there ? uint32_t(space.sorted[place]) : 0;
+      const uint32_t rank = place < count ? uint32_t(space.sorted[place]) : 0;
       const NmsBox<Real> box = space.boxes[rank];
       const Real area = space.areas[rank];
       const int64_t kind = space.classes[rank];
-      for (int k = 0; k < own_count; ++k) {
-        const bool hit = there && (other != tile || k < lane) && shared_class[warp][k] == kind &&
-                         nms_overlap(shared_box[warp][k], shared_area[warp][k], box, area, threshold);
-        const unsigned hits = __ballot_sync(kAllLanes, hit);
-        if (hits == 0) continue;
-        uint32_t base = 0;
-        if (lane == 0) base = atomicAdd(&space.counters->overlaps, unsigned(__popc(hits)));
-        base = __shfl_sync(kAllLanes, base, 0);
-        // Each warp stops at its first that is beyond, so the counter can't come round.
-        if (base >= space.most_overlaps) return;
-        const uint32_t slot = base + unsigned(__popc(hits & ((1u << lane) - 1)));
-        if (hit && slot < space.most_overlaps) {
-          const uint32_t first = shared_rank[warp][k];
-          const uint32_t later = max(first, rank);
-          space.overlaps[slot] = make_uint2(min(first, rank), atomicExch(&space.lists[later], slot + 1));
-        }
+      unsigned hits = 0;
+#pragma unroll 8
+      for (int k = 0; k < kLanes; ++k)
+        if (shared_class[warp][k] == kind &&
+            nms_overlap(shared_box[warp][k], shared_area[warp][k], box, area, threshold))
+          hits |= 1u << k;
+      if (own_count < kLanes) hits &= (1u << own_count) - 1;
+      if (other == tile) hits &= (1u << lane) - 1;
+      if (place >= count) hits = 0;
+      if (!__any_sync(kAllLanes, hits != 0)) continue;
+      // Slots for all of the warp's.
+      const uint32_t found = uint32_t(__popc(hits));
+      uint32_t before = found;
+      for (int step = 1; step < kLanes; step *= 2) {
+        const uint32_t others = __shfl_up_sync(kAllLanes, before, unsigned(step));
+        if (lane >= step) before += others;
+      }
+      uint32_t base = 0;
+      if (lane == kLanes - 1) base = atomicAdd(&space.counters->overlaps, before);
+      base = __shfl_sync(kAllLanes, base, kLanes - 1);
+      // Each warp stops at its first that is beyond, so the counter can't come round.
+      if (base >= space.most_overlaps) return;
+      for (uint32_t slot = base + before - found; hits != 0; ++slot, hits &= hits - 1) {
+        if (slot >= space.most_overlaps) break;
+        const uint32_t first = shared_rank[warp][__ffs(int(hits)) - 1];
+        space.overlaps[slot] =
+            make_uint2(min(first, rank), atomicExch(&space.lists[max(first, rank)], slot + 1));
       }
     }
   }
@@ -269,21 +286,26 @@ __global__ void __launch_bounds__(kThreads) decide(int64_t count, Space<Real> sp
     suppressed = __ballot_sync(kAllLanes, state == kSuppressed);
     if ((kept | suppressed) == kAllLanes) break;
   }
+  if (lane == 0 && there) space.kept_bits[first / kLanes] = kept;
 }
 
 constexpr int kSweepThreads = 1024;
 
-// Where overlaps were too many: one block, a chunk of ranks at a time, compares with the kept boxes.
+// Where overlaps were too many: one block, a chunk of ranks at a time, compares with the boxes kept so far.
 template <class Real>
-__global__ void __launch_bounds__(kSweepThreads) sweep(int64_t count, Real threshold, Space<Real> space) {
+__global__ void __launch_bounds__(kSweepThreads) sweep(int64_t begin, int64_t end, Real threshold, Space<Real> space) {
   __shared__ NmsBox<Real> boxes[kSweepThreads];
   __shared__ int64_t classes[kSweepThreads];
   __shared__ int32_t next;
   if (space.counters->overlaps <= space.most_overlaps) return;
-  int64_t kept = 0;
-  for (int64_t from = 0; from < count; from += kSweepThreads) {
+  int64_t kept = begin == 0 ? 0 : space.counters->kept;
+  for (int64_t from = begin; from < end; from += kSweepThreads) {
     const int64_t rank = from + threadIdx.x;
-    bool alive = rank < count;
+    bool alive = rank < end && space.states[rank] != kSuppressed;
+    if (!__syncthreads_or(alive)) {
+      if (rank < end && threadIdx.x % kLanes == 0) space.kept_bits[rank / kLanes] = 0;
+      continue;
+    }
     NmsBox<Real> box = {};
     Real area = 0;
     int64_t kind = 0;
@@ -292,7 +314,8 @@ __global__ void __launch_bounds__(kSweepThreads) sweep(int64_t count, Real thres
       area = space.areas[rank];
       kind = space.classes[rank];
     }
-    for (int64_t base = 0; base < kept; base += kSweepThreads) {
+    // Those that the filter has compared with are behind `begin`.
+    for (int64_t base = begin == 0 ? 0 : space.counters->filtered; base < kept; base += kSweepThreads) {
       const int here = int(min(kept - base, int64_t(kSweepThreads)));
       if (int(threadIdx.x) < here) {
         const int32_t other = space.kept_ranks[base + threadIdx.x];
@@ -323,55 +346,72 @@ __global__ void __launch_bounds__(kSweepThreads) sweep(int64_t count, Real thres
           nms_overlap(boxes[last], nms_area(boxes[last]), box, area, threshold))
         alive = false;
     }
-    if (rank < count) space.states[rank] = alive ? kKept : kSuppressed;
+    const unsigned bits = __ballot_sync(kAllLanes, alive);
+    if (rank < end && threadIdx.x % kLanes == 0) space.kept_bits[rank / kLanes] = bits;
     __syncthreads();
+  }
+  if (threadIdx.x == 0) {
+    space.counters->kept = uint32_t(kept);
+    if (begin == 0) space.counters->filtered = uint32_t(kept);
   }
 }
 
-// One block writes the numbers of the kept boxes.
-__global__ void __launch_bounds__(kSweepThreads) collect(NmsCall call, const int32_t *states, const int32_t *order) {
-  constexpr int kEach = 8;
-  constexpr int kSweepWarps = kSweepThreads / kLanes;
-  __shared__ int32_t of_warp[kSweepWarps];
+// All blocks compare the ranks behind the first chunk with the boxes that were kept of it; mostly few are left.
+template <class Real>
+__global__ void __launch_bounds__(kThreads) filter(int64_t count, Real threshold, Space<Real> space) {
+  if (space.counters->overlaps <= space.most_overlaps) return;
+  const int64_t rank = kSweepThreads + int64_t(blockIdx.x) * kThreads + threadIdx.x;
+  if (rank >= count) return;
+  const NmsBox<Real> box = space.boxes[rank];
+  const Real area = space.areas[rank];
+  const int64_t kind = space.classes[rank];
+  for (uint32_t k = 0; k < space.counters->filtered; ++k) {
+    const int32_t other = space.kept_ranks[k];
+    if (space.classes[other] == kind &&
+        nms_overlap(space.boxes[other], space.areas[other], box, area, threshold)) {
+      space.states[rank] = kSuppressed;
+      return;
+    }
+  }
+}
+
+constexpr int kCollectWords = 256;
+
+// A block writes the numbers of the kept boxes of its words, having counted those before.
+__global__ void __launch_bounds__(kThreads) collect(NmsCall call, const uint32_t *kept_bits, const int32_t *order) {
+  __shared__ int32_t of_warp[kWarps];
   const int lane = int(threadIdx.x % kLanes);
   const int warp = int(threadIdx.x / kLanes);
-  int64_t kept = 0;
-  for (int64_t from = 0; from < call.boxes_count; from += kSweepThreads * kEach) {
-    // A warp takes kEach times 32 ranks in a row.
-    unsigned bits[kEach];
-    int32_t own = 0;
-#pragma unroll
-    for (int k = 0; k < kEach; ++k) {
-      const int64_t rank = from + (warp * kEach + k) * kLanes + lane;
-      bits[k] = __ballot_sync(kAllLanes, rank < call.boxes_count && states[rank] == kKept);
-      own += __popc(bits[k]);
-    }
-    if (lane == 0) of_warp[warp] = own;
-    __syncthreads();
-    int64_t place = kept;
-    for (int k = 0; k < kSweepWarps; ++k) {
-      if (k < warp) place += of_warp[k];
-      kept += of_warp[k];
-    }
-#pragma unroll
-    for (int k = 0; k < kEach; ++k) {
-      const int64_t rank = from + (warp * kEach + k) * kLanes + lane;
-      if (bits[k] >> lane & 1)
-        call.keep[(place + __popc(bits[k] & ((1u << lane) - 1))) * call.keep_step] = order[rank];
-      place += __popc(bits[k]);
-    }
-    __syncthreads();
+  const int64_t words = (call.boxes_count + kLanes - 1) / kLanes;
+  const int64_t own = int64_t(blockIdx.x) * kCollectWords;
+  // Own words are counted by their threads' warps, too, so that each warp knows where its part begins.
+  int32_t before = 0;
+  for (int64_t word = threadIdx.x; word < own; word += kThreads) before += __popc(kept_bits[word]);
+  const uint32_t bits = own + threadIdx.x < words ? kept_bits[own + threadIdx.x] : 0;
+  before = int32_t(__reduce_add_sync(kAllLanes, unsigned(before)));
+  if (lane == 0) of_warp[warp] = before;
+  __syncthreads();
+  int64_t place = 0;
+  for (int k = 0; k < kWarps; ++k) place += of_warp[k];
+  __syncthreads();
+  const int32_t here = int32_t(__reduce_add_sync(kAllLanes, unsigned(__popc(bits))));
+  if (lane == 0) of_warp[warp] = here;
+  __syncthreads();
+  for (int k = 0; k < warp; ++k) place += of_warp[k];
+  for (int k = 0; k < kLanes; ++k) {
+    const uint32_t word = __shfl_sync(kAllLanes, bits, k);
+    const int64_t rank = (own + warp * kLanes + k) * kLanes + lane;
+    if (word >> lane & 1) call.keep[(place + __popc(word & ((1u << lane) - 1))) * call.keep_step] = order[rank];
+    place += __popc(word);
   }
-  for (int64_t place = kept + threadIdx.x; place < call.boxes_count; place += kSweepThreads)
-    call.keep[place * call.keep_step] = -1;
-  if (threadIdx.x == 0) *call.count = kept;
+  if (own + kCollectWords >= words && threadIdx.x == kThreads - 1) *call.count = place;
 }
 
 template <class Real>
 void run(const NmsCall &call, Stream stream) {
   const int64_t count = call.boxes_count;
   if (count == 0) {
-    launch(collect, {1, kSweepThreads}, stream, call, nullptr, nullptr);
+    launch(collect, {1, kThreads}, stream, call, nullptr, nullptr);
     return;
   }
   Workspace workspace(call.workspace);
@@ -395,11 +435,20 @@ void run(const NmsCall &call, Stream stream) {
   launch(gather_boxes<Real>, each, stream, call, space);
   sort();
   launch(make_hulls<Real>, each, stream, count, space);
-  launch(find_overlaps<Real>, {ceil_div(ceil_div(count, kLanes), kWarps), kThreads}, stream, count, threshold, space);
+  // Enough warps for a large GPU, whatever the number of boxes.
+  constexpr int64_t kWantedWarps = 1 << 15;
+  const int64_t tiles = ceil_div(count, kLanes);
+  const int32_t slices = int32_t(std::min(ceil_div(kWantedWarps, tiles), tiles));
+  launch(find_overlaps<Real>, {ceil_div(tiles * slices, kWarps), kThreads}, stream, count, slices, threshold, space);
   launch(decide<Real>, each, stream, count, space);
-  launch(sweep<Real>, {1, kSweepThreads}, stream, count, threshold, space);
-  launch(collect, {1, kSweepThreads}, stream, call, static_cast<const int32_t *>(space.states),
-         static_cast<const int32_t *>(space.order));
+  const int64_t first = std::min(count, int64_t(kSweepThreads));
+  launch(sweep<Real>, {1, kSweepThreads}, stream, int64_t(0), first, threshold, space);
+  if (count > first) {
+    launch(filter<Real>, {ceil_div(count - first, kThreads), kThreads}, stream, count, threshold, space);
+    launch(sweep<Real>, {1, kSweepThreads}, stream, first, count, threshold, space);
+  }
+  launch(collect, {ceil_div(tiles, kCollectWords), kThreads}, stream, call,
+         static_cast<const uint32_t *>(space.kept_bits), static_cast<const int32_t *>(space.order));
 }
 
 }  // namespace

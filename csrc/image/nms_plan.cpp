@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "baracuda/image.h"
 #include "image/nms.h"
-#include "image/roi_align.h"
-#include "runtime/plan.h"
+#include "image/roi_plan.h"
 
 namespace baracuda {
 namespace {

@@ -43,6 +43,13 @@ __device__ inline RoiLists<Real> roi_lists_at(char *memory, int32_t places, int3
   return lists;
 }
 
+// By members, so that it stays in registers.
+template <class Real>
+__device__ inline RoiAxis<Real> axis_of(const RoiGeometry<Real> &roi, bool is_y) {
+  return {is_y ? roi.y.start : roi.x.start, is_y ? roi.y.bin : roi.x.bin, is_y ? roi.y.grid : roi.x.grid,
+          is_y ? roi.y.cells : roi.x.cells};
+}
+
 // A warp fills in the list of a bin.
 template <class Real>
 __device__ inline void make_roi_list(const RoiAxis<Real> &axis, int32_t b, int32_t bins, const RoiLists<Real> &lists) {
@@ -69,10 +76,13 @@ __device__ inline void make_roi_list(const RoiAxis<Real> &axis, int32_t b, int32
 
 constexpr int kRoiWarps = 8;
 constexpr int kRoiThreads = kRoiWarps * kLanes;
-constexpr int kRoiWarpChannels = 4;
+constexpr int kRoiWarpChannels = 8;
 constexpr int kRoiBlockChannels = kRoiWarps * kRoiWarpChannels;
-// Columns that a warp holds sums of at a time.
-constexpr int kRoiColumns = 96;
+// Columns that a warp holds sums of at a time, and the distance of two channels' sums: these fall into different banks.
+constexpr int kRoiColumns = 64;
+constexpr int kRoiColumnStride = kRoiColumns + 4;
+// Items of a lane at a time.
+constexpr int kRoiItems = 4;
 
 struct RoiAlignForwardCall {
   RoiAlignForward forward;
@@ -85,43 +95,43 @@ struct RoiAlignForwardCall {
 // What a warp needs beside the lists: the sums of columns and the bins of a row.
 template <class Real>
 __host__ __device__ inline int64_t roi_warp_bytes(int64_t pooled_w) {
-  return (kRoiWarpChannels * (kRoiColumns + pooled_w) * int64_t(sizeof(Real)) + 15) / 16 * 16;
+  return (kRoiWarpChannels * (kRoiColumnStride + pooled_w) * int64_t(sizeof(Real)) + 15) / 16 * 16;
 }
 
-// Adds a row's weighted cells to the columns' sums: kItems columns of channels a lane.
-template <class T, class Real, int kItems>
-__device__ __forceinline__ void roi_rows(const T *const (&from)[kItems], int64_t row_step, const RoiLists<Real> &y,
-                                         int2 list, Real (&sum)[kItems]) {
-  constexpr int kAtOnce = 4;
-  int32_t entry = 0;
-  for (; entry + kAtOnce <= list.y; entry += kAtOnce) {
-    T value[kAtOnce][kItems];
-    Real weight[kAtOnce];
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      weight[i] = y.weight[list.x + entry + i];
-      const int64_t row = y.cell[list.x + entry + i] * row_step;
-#pragma unroll
-      for (int k = 0; k < kItems; ++k) value[i][k] = from[k][row];
-    }
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i)
-#pragma unroll
-      for (int k = 0; k < kItems; ++k) sum[k] += weight[i] * Real(value[i][k]);
+template <class T, int kVector>
+struct alignas(sizeof(T) * kVector) RoiPack {
+  T value[kVector];
+};
+
+// Quotients of small numbers by one that many of them share.
+struct SmallDivider {
+  uint32_t divisor;
+  uint32_t multiplier;
+
+  __device__ explicit SmallDivider(int32_t by) : divisor(uint32_t(by)), multiplier(0xffffffffu / uint32_t(by) + 1) {}
+  __device__ int32_t divide(int32_t number) const {
+    return divisor == 1 ? number : int32_t(__umulhi(uint32_t(number), multiplier));
   }
-  for (; entry < list.y; ++entry) {
-    const Real weight = y.weight[list.x + entry];
-    const int64_t row = y.cell[list.x + entry] * row_step;
-#pragma unroll
-    for (int k = 0; k < kItems; ++k) sum[k] += weight * Real(from[k][row]);
+};
+
+// The lists of a RoI's bins, by all warps.
+template <class Real>
+__device__ inline void make_roi_lists(const RoiGeometry<Real> &roi, const RoiAlignProblem &problem,
+                                      const RoiLists<Real> &y, const RoiLists<Real> &x) {
+  if (roi.batch < 0) return;
+  for (int32_t b = int32_t(threadIdx.x / kLanes); b < problem.pooled_h + problem.pooled_w; b += kRoiWarps) {
+    const bool is_y = b < problem.pooled_h;
+    make_roi_list(axis_of(roi, is_y), is_y ? b : b - problem.pooled_h, is_y ? problem.pooled_h : problem.pooled_w,
+                  {is_y ? y.weight : x.weight, is_y ? y.cell : x.cell, is_y ? y.bins : x.bins});
   }
 }
 
-// Lanes lie along the rows of the map.
-template <class T>
-__global__ void __launch_bounds__(kRoiThreads) roi_align_rows(RoiAlignForwardCall call) {
+// Lanes lie along the rows of the map, each with kVector cells of a row.
+template <class T, int kVector>
+__global__ void __launch_bounds__(kRoiThreads, sizeof(T) == sizeof(double) ? 2 : 3)
+    roi_align_rows(const __grid_constant__ RoiAlignForwardCall call) {
   using Real = typename ImageReal<T>::type;
-  constexpr int kItems = 2;
+  using Pack = RoiPack<T, kVector>;
   extern __shared__ __align__(16) char shared[];
   const RoiAlignProblem &problem = call.forward.problem;
   const ImageView &input = call.forward.input;
@@ -130,29 +140,23 @@ __global__ void __launch_bounds__(kRoiThreads) roi_align_rows(RoiAlignForwardCal
   const int warp = int(threadIdx.x / kLanes);
   const int32_t ph_count = problem.pooled_h;
   const int32_t pw_count = problem.pooled_w;
+  const SmallDivider by_pw(pw_count);
   const RoiLists<Real> y = roi_lists_at<Real>(shared, call.places_y, ph_count);
   char *memory = shared + roi_list_bytes<Real>(call.places_y, ph_count);
   const RoiLists<Real> x = roi_lists_at<Real>(memory, call.places_x, pw_count);
   memory += roi_list_bytes<Real>(call.places_x, pw_count) + warp * roi_warp_bytes<Real>(pw_count);
-  Real *sums = reinterpret_cast<Real *>(memory);
-  Real *outs = sums + kRoiWarpChannels * kRoiColumns;
+  Real *const sums = reinterpret_cast<Real *>(memory);
+  Real *const outs = sums + kRoiWarpChannels * kRoiColumnStride;
 
   for (int64_t task = blockIdx.x; task < call.tasks; task += gridDim.x) {
     const int64_t r = task / call.groups;
     const int64_t c = task % call.groups * kRoiBlockChannels + warp * kRoiWarpChannels;
     const RoiGeometry<Real> roi = roi_geometry<Real>(problem, call.forward.rois, r);
-    if (roi.batch >= 0)
-      for (int32_t b = warp; b < ph_count + pw_count; b += kRoiWarps) {
-        if (b < ph_count) {
-          make_roi_list(roi.y, b, ph_count, y);
-        } else {
-          make_roi_list(roi.x, b - ph_count, pw_count, x);
-        }
-      }
+    make_roi_lists(roi, problem, y, x);
     __syncthreads();
-    const int32_t channels = int32_t(problem.c - c < kRoiWarpChannels ? problem.c - c : kRoiWarpChannels);
+    const int32_t channels = int32_t(min(problem.c - c, int64_t(kRoiWarpChannels)));
     if (channels > 0) {
-      T *to = static_cast<T *>(output.data) + output.plane(r, c);
+      T *const to = static_cast<T *>(output.data) + output.plane(r, c);
       const int32_t outputs = channels * pw_count;
       // The columns of all bins.
       int32_t first = problem.w;
@@ -164,11 +168,11 @@ __global__ void __launch_bounds__(kRoiThreads) roi_align_rows(RoiAlignForwardCal
           first = min(first, x.cell[list.x]);
           end = max(end, x.cell[list.x + list.y - 1] + 1);
         }
-        first = __reduce_min_sync(kAllLanes, first);
+        first = __reduce_min_sync(kAllLanes, first) / kVector * kVector;
         end = __reduce_max_sync(kAllLanes, end);
       }
       const bool once = end - first <= kRoiColumns;
-      const T *from = static_cast<const T *>(input.data) + input.plane(roi.batch < 0 ? 0 : roi.batch, c);
+      const T *const from = static_cast<const T *>(input.data) + input.plane(roi.batch < 0 ? 0 : roi.batch, c);
       for (int32_t ph = 0; ph < ph_count; ++ph) {
         const int2 rows = roi.batch >= 0 ? y.bins[ph] : make_int2(0, 0);
         if (!once)
@@ -176,33 +180,63 @@ __global__ void __launch_bounds__(kRoiThreads) roi_align_rows(RoiAlignForwardCal
         int32_t begin = first;
         do {
           const int32_t columns = max(min(end - begin, kRoiColumns), 0);
-          const int32_t items = rows.y == 0 ? 0 : columns * channels;
-          for (int32_t i = lane; i < items; i += kLanes * kItems) {
-            const T *at[kItems];
+          const int32_t packs = (columns + kVector - 1) / kVector;
+          const int32_t items = rows.y == 0 ? 0 : packs * channels;
+          const SmallDivider by_packs(max(packs, 1));
+          for (int32_t group = 0; group < items; group += kRoiItems * kLanes) {
+            const T *at[kRoiItems];
+            int32_t sum_at[kRoiItems];
+            Real sum[kRoiItems][kVector];
 #pragma unroll
-            for (int k = 0; k < kItems; ++k) {
-              const int32_t item = i + k * kLanes < items ? i + k * kLanes : i;
-              const int32_t channel = item / columns;
-              at[k] = from + channel * input.channel + (begin + item - channel * columns) * input.column;
+            for (int k = 0; k < kRoiItems; ++k) {
+              const int32_t item = min(group + k * kLanes + lane, items - 1);
+              const int32_t channel = by_packs.divide(item);
+              const int32_t column = (item - channel * packs) * kVector;
+              at[k] = from + channel * input.channel + (begin + column) * input.column;
+              sum_at[k] = channel * kRoiColumnStride + column;
+#pragma unroll
+              for (int v = 0; v < kVector; ++v) sum[k][v] = 0;
             }
-            Real sum[kItems] = {};
-            roi_rows<T, Real, kItems>(at, input.row, y, rows, sum);
+            const int32_t rounds = min((items - group + kLanes - 1) / kLanes, kRoiItems);
+#pragma unroll 1
+            for (int32_t entry = rows.x; entry < rows.x + rows.y; ++entry) {
+              const Real weight = y.weight[entry];
+              const int64_t row = y.cell[entry] * input.row;
+              Pack pack[kRoiItems];
 #pragma unroll
-            for (int k = 0; k < kItems; ++k)
-              if (i + k * kLanes < items) sums[i + k * kLanes] = sum[k];
+              for (int k = 0; k < kRoiItems; ++k)
+                if (k < rounds) pack[k] = *reinterpret_cast<const Pack *>(at[k] + row);
+#pragma unroll
+              for (int k = 0; k < kRoiItems; ++k)
+                if (k < rounds) {
+#pragma unroll
+                  for (int v = 0; v < kVector; ++v) sum[k][v] += weight * Real(pack[k].value[v]);
+                }
+            }
+#pragma unroll
+            for (int k = 0; k < kRoiItems; ++k)
+              if (group + k * kLanes + lane < items) {
+#pragma unroll
+                for (int v = 0; v < kVector; ++v) sums[sum_at[k] + v] = sum[k][v];
+              }
           }
           __syncwarp();
           for (int32_t i = lane; i < outputs; i += kLanes) {
-            const int32_t channel = i / pw_count;
+            const int32_t channel = by_pw.divide(i);
             const int32_t pw = i - channel * pw_count;
             const int2 list = rows.y == 0 ? make_int2(0, 0) : x.bins[pw];
-            const Real *line = sums + channel * columns - begin;
+            const Real *line = sums + channel * kRoiColumnStride - begin;
             Real sum = once ? Real(0) : outs[i];
-            for (int32_t entry = list.x; entry < list.x + list.y; ++entry) {
-              const int32_t cell = x.cell[entry];
-              if (once || (cell >= begin && cell < begin + columns)) sum += x.weight[entry] * line[cell];
+            if (once) {
+#pragma unroll 4
+              for (int32_t entry = list.x; entry < list.x + list.y; ++entry) sum += x.weight[entry] * line[x.cell[entry]];
+            } else {
+              for (int32_t entry = list.x; entry < list.x + list.y; ++entry) {
+                const int32_t cell = x.cell[entry];
+                if (cell >= begin && cell < begin + columns) sum += x.weight[entry] * line[cell];
+              }
+              outs[i] = sum;
             }
-            if (!once) outs[i] = sum;
             if (begin + columns >= end) to[channel * output.channel + output.cell(ph, pw)] = T(sum / roi.count);
           }
           __syncwarp();
@@ -214,10 +248,11 @@ __global__ void __launch_bounds__(kRoiThreads) roi_align_rows(RoiAlignForwardCal
   }
 }
 
-// Lanes are channels.
-template <class T>
-__global__ void __launch_bounds__(kRoiThreads) roi_align_lines(RoiAlignForwardCall call) {
+// Lanes are channels, kVector of them each.
+template <class T, int kVector>
+__global__ void __launch_bounds__(kRoiThreads) roi_align_lines(const __grid_constant__ RoiAlignForwardCall call) {
   using Real = typename ImageReal<T>::type;
+  using Pack = RoiPack<T, kVector>;
   extern __shared__ __align__(16) char shared[];
   const RoiAlignProblem &problem = call.forward.problem;
   const ImageView &input = call.forward.input;
@@ -231,37 +266,35 @@ __global__ void __launch_bounds__(kRoiThreads) roi_align_lines(RoiAlignForwardCa
       roi_lists_at<Real>(shared + roi_list_bytes<Real>(call.places_y, ph_count), call.places_x, pw_count);
   for (int64_t task = blockIdx.x; task < call.tasks; task += gridDim.x) {
     const int64_t r = task / call.groups;
-    const int64_t c = task % call.groups * kLanes + lane;
+    const int64_t c = (task % call.groups * kLanes + lane) * kVector;
     const RoiGeometry<Real> roi = roi_geometry<Real>(problem, call.forward.rois, r);
-    if (roi.batch >= 0)
-      for (int32_t b = warp; b < ph_count + pw_count; b += kRoiWarps) {
-        if (b < ph_count) {
-          make_roi_list(roi.y, b, ph_count, y);
-        } else {
-          make_roi_list(roi.x, b - ph_count, pw_count, x);
-        }
-      }
+    make_roi_lists(roi, problem, y, x);
     __syncthreads();
     if (c < problem.c) {
-      T *to = static_cast<T *>(output.data) + output.plane(r, c);
-      const T *from = static_cast<const T *>(input.data) + input.plane(roi.batch < 0 ? 0 : roi.batch, c);
+      T *const to = static_cast<T *>(output.data) + output.plane(r, c);
+      const T *const from = static_cast<const T *>(input.data) + input.plane(roi.batch < 0 ? 0 : roi.batch, c);
       for (int32_t b = warp; b < ph_count * pw_count; b += kRoiWarps) {
         const int32_t ph = b / pw_count;
         const int32_t pw = b - ph * pw_count;
-        Real sum = 0;
+        Real sum[kVector] = {};
         if (roi.batch >= 0) {
           const int2 rows = y.bins[ph];
           const int2 columns = x.bins[pw];
           for (int32_t i = rows.x; i < rows.x + rows.y; ++i) {
-            const T *line = from + y.cell[i] * input.row;
-            Real part = 0;
+            const T *const line = from + y.cell[i] * input.row;
+            Real part[kVector] = {};
 #pragma unroll 4
-            for (int32_t j = columns.x; j < columns.x + columns.y; ++j)
-              part += x.weight[j] * Real(line[x.cell[j] * input.column]);
-            sum += y.weight[i] * part;
+            for (int32_t j = columns.x; j < columns.x + columns.y; ++j) {
+              const Pack pack = *reinterpret_cast<const Pack *>(line + x.cell[j] * input.column);
+#pragma unroll
+              for (int v = 0; v < kVector; ++v) part[v] += x.weight[j] * Real(pack.value[v]);
+            }
+#pragma unroll
+            for (int v = 0; v < kVector; ++v) sum[v] += y.weight[i] * part[v];
           }
         }
-        to[output.cell(ph, pw)] = T(sum / roi.count);
+#pragma unroll
+        for (int v = 0; v < kVector; ++v) to[v * output.channel + output.cell(ph, pw)] = T(sum[v] / roi.count);
       }
     }
     __syncthreads();
@@ -323,10 +356,11 @@ struct RoiBounds {
 struct RoiTable {
   int32_t *batch;     // [rois], -1 for RoIs without cells
   RoiBounds *bounds;  // [rois]
-  char *records;      // [rois], of `record` bytes each
+  char *records;      // [rois], of `record` bytes each, which begin with the bounds once more
   int32_t record;     // bytes
-  int32_t bins_at;    // of a record: the bins' reaches begin there,
-  int32_t x_at;       // the weights of x, and before these, at 0, those of y
+  int32_t y_at;       // of a record: the weights of y begin there,
+  int32_t x_at;       // those of x,
+  int32_t bins_at;    // and the bins' reaches
   int32_t places_y;
   int32_t places_x;
 };
@@ -349,7 +383,7 @@ __global__ void __launch_bounds__(kRoiThreads) roi_align_prepare(RoiAlignProblem
   const int warp = int(threadIdx.x / kLanes);
   const RoiGeometry<Real> roi = roi_geometry<Real>(problem, rois, r);
   char *record = table.records + r * table.record;
-  Real *const weights_y = reinterpret_cast<Real *>(record);
+  Real *const weights_y = reinterpret_cast<Real *>(record + table.y_at);
   Real *const weights_x = reinterpret_cast<Real *>(record + table.x_at);
   RoiReach *const bins = reinterpret_cast<RoiReach *>(record + table.bins_at);
   if (threadIdx.x == 0) shared_bounds = {INT32_MAX, -1, INT32_MAX, -1};
@@ -361,7 +395,7 @@ __global__ void __launch_bounds__(kRoiThreads) roi_align_prepare(RoiAlignProblem
   if (roi.batch >= 0) {
     for (int32_t b = warp; b < problem.pooled_h + problem.pooled_w; b += kRoiWarps) {
       const bool is_y = b < problem.pooled_h;
-      const RoiAxis<Real> axis = is_y ? roi.y : roi.x;
+      const RoiAxis<Real> axis = axis_of(roi, is_y);
       const int32_t own = is_y ? b : b - problem.pooled_h;
       const RoiCells cells = axis.reach(own);
       // The mean belongs to one axis.
@@ -383,6 +417,7 @@ __global__ void __launch_bounds__(kRoiThreads) roi_align_prepare(RoiAlignProblem
   __syncthreads();
   if (threadIdx.x == 0) {
     table.bounds[r] = shared_bounds;
+    *reinterpret_cast<RoiBounds *>(record) = shared_bounds;
     table.batch[r] = shared_bounds.y1 >= 0 && shared_bounds.x1 >= 0 ? roi.batch : -1;
   }
 }
@@ -394,11 +429,10 @@ struct RoiAlignTilesCall {
   int32_t across;   // regions
   int32_t groups;   // of channels
   int64_t regions;  // of all images and groups
-  int32_t stages;
-  int32_t stage_bytes;
-  int32_t gradient_at;  // of a stage
-  // Rows of bins of neighbouring channels follow each other, so that a RoI's part is one piece.
-  bool contiguous;
+  // The memory has two halves, each of several RoIs: while one is worked on, the other fills.
+  int32_t half_rois;
+  int32_t roi_bytes;
+  int32_t gradient_at;  // of a RoI's
 };
 
 __device__ __forceinline__ void copy_16(void *to, const void *from, int bytes) {
@@ -425,12 +459,12 @@ class RoiTile {
   }
 
   // Adds what one RoI gives. `record` holds its weights; `given` the lane's gradients.
-  __device__ __forceinline__ void add(const char *record, const RoiBounds &bounds, const T *given, int64_t given_row,
-                                      int64_t given_column) {
+  __device__ __forceinline__ void add(const char *record, const T *given, int64_t given_row, int64_t given_column) {
+    const RoiBounds bounds = *reinterpret_cast<const RoiBounds *>(record);
     if (bounds.y0 >= row_ + kTileSide || bounds.y1 < row_ || bounds.x0 >= column_ + kTileSide || bounds.x1 < column_)
       return;
     const RoiAlignProblem &problem = call_.backward.problem;
-    const Real *const weights_y = reinterpret_cast<const Real *>(record);
+    const Real *const weights_y = reinterpret_cast<const Real *>(record + call_.table.y_at);
     const Real *const weights_x = reinterpret_cast<const Real *>(record + call_.table.x_at);
     const RoiReach *const bins_y = reinterpret_cast<const RoiReach *>(record + call_.table.bins_at);
     const RoiReach *const bins_x = bins_y + problem.pooled_h;
@@ -477,15 +511,28 @@ class RoiTile {
 
   __device__ __forceinline__ void add_row(const T *given, int64_t given_column, const int32_t (&pw)[kTileBins],
                                           const Real (&wx)[kTileBins][kTileSide], const Real *wy) {
+    // Sums of numbers below this, of which the weights are no more than one each, are finite.
+    constexpr Real kSafe = sizeof(Real) == sizeof(float) ? Real(0x1p120) : Real(0x1p1000);
     Real value[kTileBins];
-    bool odd = false;
+    bool safe = true;
 #pragma unroll
     for (int k = 0; k < kTileBins; ++k) {
-      value[k] = pw[k] < 0 || !given ? Real(0) : Real(given[pw[k] * given_column]);
-      odd = odd || !is_finite(value[k]);
+      value[k] = pw[k] < 0 ? Real(0) : Real(given[pw[k] * given_column]);
+      safe = safe && value[k] < kSafe && value[k] > -kSafe;
     }
     Real line[kTileSide];
-    if (__any_sync(kAllLanes, odd)) {
+    if (safe) {
+#pragma unroll
+      for (int j = 0; j < kTileSide; ++j) {
+        line[j] = wx[0][j] * value[0];
+#pragma unroll
+        for (int k = 1; k < kTileBins; ++k) line[j] += wx[k][j] * value[k];
+      }
+#pragma unroll
+      for (int i = 0; i < kTileSide; ++i)
+#pragma unroll
+        for (int j = 0; j < kTileSide; ++j) sum_[i][j] += wy[i] * line[j];
+    } else {
       // A weight of zero is no factor of what isn't finite.
 #pragma unroll
       for (int j = 0; j < kTileSide; ++j) {
@@ -494,20 +541,12 @@ class RoiTile {
         for (int k = 0; k < kTileBins; ++k)
           if (wx[k][j] != 0) line[j] += wx[k][j] * value[k];
       }
-    } else {
 #pragma unroll
-      for (int j = 0; j < kTileSide; ++j) {
-        line[j] = wx[0][j] * value[0];
+      for (int i = 0; i < kTileSide; ++i) {
+        if (wy[i] != 0) {
 #pragma unroll
-        for (int k = 1; k < kTileBins; ++k) line[j] += wx[k][j] * value[k];
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < kTileSide; ++i) {
-      const Real weight = wy[i];
-      if (weight != 0) {
-#pragma unroll
-        for (int j = 0; j < kTileSide; ++j) sum_[i][j] += weight * line[j];
+          for (int j = 0; j < kTileSide; ++j) sum_[i][j] += wy[i] * line[j];
+        }
       }
     }
   }
@@ -576,45 +615,37 @@ __global__ void __launch_bounds__(kTileThreads, sizeof(T) == sizeof(double) ? 1 
       const auto gradients_of = [&](int64_t r) {
         return static_cast<const T *>(doutput.data) + doutput.plane(r, c0);
       };
-      const auto fetch = [&](int32_t k) {
-        if (k < count) {
+      const auto fetch = [&](int32_t begin, int32_t half) {
+        const int32_t end = min(begin + call.half_rois, count);
+        for (int32_t k = begin; k < end; ++k) {
           const int64_t r = from + found[k];
-          char *stage = shared + k % call.stages * call.stage_bytes;
-          copy_piece(stage, table.records + r * table.record, table.record);
+          char *const at = shared + (half * call.half_rois + k - begin) * call.roi_bytes;
+          copy_piece(at, table.records + r * table.record, table.record);
           if constexpr (kStaged) {
-            const char *piece = reinterpret_cast<const char *>(gradients_of(r));
+            const char *const piece = reinterpret_cast<const char *>(gradients_of(r));
             const int32_t shift = int32_t(reinterpret_cast<uintptr_t>(piece) % 16);
-            copy_piece(stage + call.gradient_at, piece - shift,
-                       shift + int32_t(channels * pieces * int64_t(sizeof(T))));
+            copy_piece(at + call.gradient_at, piece - shift, shift + int32_t(channels * pieces * int64_t(sizeof(T))));
           }
         }
         asm volatile("cp.async.commit_group;" ::: "memory");
       };
-      for (int32_t k = 0; k < call.stages - 1; ++k) fetch(k);
-      for (int32_t k = 0; k < count; ++k) {
-        if (call.stages == 3) {
-          asm volatile("cp.async.wait_group 1;" ::: "memory");
-        } else {
-          asm volatile("cp.async.wait_group 0;" ::: "memory");
-        }
+      // Lanes without a channel of their own take part with another's, and store nothing.
+      const int64_t own = min(int64_t(lane), channels - 1);
+      fetch(0, 0);
+      for (int32_t begin = 0, half = 0; begin < count; begin += call.half_rois, half ^= 1) {
+        asm volatile("cp.async.wait_group 0;" ::: "memory");
         __syncthreads();
-        fetch(k + call.stages - 1);
-        const int64_t r = from + found[k];
-        const char *stage = shared + k % call.stages * call.stage_bytes;
-        const RoiBounds bounds = table.bounds[r];
-        const T *given = nullptr;
-        if (lane < channels) {
+        fetch(begin + call.half_rois, half ^ 1);
+        const int32_t end = min(begin + call.half_rois, count);
+        for (int32_t k = begin; k < end; ++k) {
+          const int64_t r = from + found[k];
+          const char *const at = shared + (half * call.half_rois + k - begin) * call.roi_bytes;
           if constexpr (kStaged) {
             const uintptr_t shift = reinterpret_cast<uintptr_t>(gradients_of(r)) % 16;
-            given = reinterpret_cast<const T *>(stage + call.gradient_at + shift) + lane * pieces;
+            tile.add(at, reinterpret_cast<const T *>(at + call.gradient_at + shift) + own * pieces, problem.pooled_w, 1);
           } else {
-            given = gradients_of(r) + lane * doutput.channel;
+            tile.add(at, gradients_of(r) + own * doutput.channel, doutput.row, doutput.column);
           }
-        }
-        if constexpr (kStaged) {
-          tile.add(stage, bounds, given, problem.pooled_w, 1);
-        } else {
-          tile.add(stage, bounds, given, doutput.row, doutput.column);
         }
       }
       asm volatile("cp.async.wait_all;" ::: "memory");

@@ -3,35 +3,15 @@
 // its two lists: A_y X A_x^T / count, with two banded matrices for each RoI.
 #pragma once
 
-#include <string>
-
 #include "image/roi.h"
 #include "runtime/device.h"
 #include "runtime/tensor.h"
 
 namespace baracuda {
 
-struct RoiAlignProblem {
-  int64_t n = 0;
-  int64_t c = 0;
-  int32_t h = 0;
-  int32_t w = 0;
-  int64_t rois = 0;
-  int32_t pooled_h = 0;
-  int32_t pooled_w = 0;
-  double scale = 1;
+struct RoiAlignProblem : RoiProblem {
   int32_t sampling_ratio = 0;
   bool aligned = false;
-};
-
-// Of all bins along an axis, and cells of an axis. Within these, float positions that can reach a cell are off by
-// less than half a cell, and by less than the distance of two samples.
-constexpr int32_t kMostRoiSamples = 1 << 20;
-constexpr int64_t kMostRoiCells = 1 << 20;
-
-struct RoiCells {
-  int32_t first;
-  int32_t count;
 };
 
 // One axis of one RoI, in cells. `bin` is negative where the box is inverted.
@@ -142,8 +122,8 @@ BARACUDA_HD inline RoiGeometry<Real> roi_geometry(const RoiAlignProblem &problem
   RoiGeometry<Real> roi;
   const int32_t batch = rois.batch(r, int32_t(problem.n));
   if (batch < 0 || problem.h == 0 || problem.w == 0) return roi;
-  if (!roi_axis(problem, Real(rois.at(r, 1)), Real(rois.at(r, 3)), problem.w, problem.pooled_w, roi.x)) return roi;
-  if (!roi_axis(problem, Real(rois.at(r, 2)), Real(rois.at(r, 4)), problem.h, problem.pooled_h, roi.y)) return roi;
+  if (!roi_axis(problem, rois.at<Real>(r, 1), rois.at<Real>(r, 3), problem.w, problem.pooled_w, roi.x)) return roi;
+  if (!roi_axis(problem, rois.at<Real>(r, 2), rois.at<Real>(r, 4), problem.h, problem.pooled_h, roi.y)) return roi;
   if (roi.x.grid > 0 && roi.y.grid > 0) roi.count = Real(roi.x.grid) * Real(roi.y.grid);
   roi.batch = batch;
   return roi;
@@ -176,7 +156,5 @@ void roi_align_backward_cuda(const RoiAlignBackward &call, Stream stream);
 const char *roi_align_path(const RoiAlignProblem &problem, DLDataType dtype);
 const char *roi_align_backward_path(const RoiAlignProblem &problem, DLDataType dtype);
 size_t roi_align_backward_workspace(const RoiAlignProblem &problem, DLDataType dtype);
-// The architecture whose machine code runs: "sm_90".
-std::string image_arch(const char *plan);
 
 }  // namespace baracuda

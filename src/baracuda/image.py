@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operators on regions of images: RoI-align, forward and backward, and non-maximum suppression."""
+"""Operators on regions of images: RoI-align and RoI-pooling, forward and backward, and non-maximum suppression."""
 
 from __future__ import annotations
 
@@ -22,10 +22,16 @@ __all__ = [
     "RoiAlignBackwardPlan",
     "RoiAlignDescriptor",
     "RoiAlignPlan",
+    "RoiPoolBackwardDescriptor",
+    "RoiPoolBackwardPlan",
+    "RoiPoolDescriptor",
+    "RoiPoolPlan",
     "batched_nms",
     "nms",
     "roi_align",
     "roi_align_backward",
+    "roi_pool",
+    "roi_pool_backward",
 ]
 
 
@@ -98,6 +104,70 @@ class RoiAlignBackwardDescriptor(Descriptor, operator="roi_align_backward"):
 
 
 @dataclass(frozen=True, kw_only=True)
+class RoiPoolDescriptor(Descriptor, operator="roi_pool"):
+    """The problem of :class:`RoiPoolPlan`. Any extent may be 0.
+
+    Attributes:
+        n: images in the batch.
+        c: channels.
+        h: height of the feature map, at most 2^20.
+        w: its width, at most 2^20.
+        num_rois: R, the number of regions.
+        pooled_h: bins along the height of a region.
+        pooled_w: bins along its width.
+        spatial_scale: boxes times this are in cells of the feature map.
+        dtype: float16, bfloat16, float32 or float64.
+        rois_dtype: float32 or float64, whatever `dtype` is.
+        index_dtype: int64 or int32; None: the plan writes no argmax.
+    """
+
+    n: int
+    c: int
+    h: int
+    w: int
+    num_rois: int
+    pooled_h: int
+    pooled_w: int
+    spatial_scale: float = 1.0
+    dtype: Any
+    rois_dtype: Any = "float32"
+    index_dtype: Any = "int32"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoiPoolBackwardDescriptor(Descriptor, operator="roi_pool_backward"):
+    """The problem of :class:`RoiPoolBackwardPlan`. Any extent may be 0.
+
+    Attributes:
+        n: images in the batch.
+        c: channels.
+        h: height of the feature map, at most 2^20.
+        w: its width, at most 2^20.
+        num_rois: R, the number of regions.
+        pooled_h: bins along the height of a region.
+        pooled_w: bins along its width.
+        spatial_scale: boxes times this are in cells of the feature map.
+        dtype: float16, bfloat16, float32 or float64.
+        rois_dtype: float32 or float64, whatever `dtype` is.
+        index_dtype: int64 or int32.
+        accumulate: add to ``dinput`` instead of overwriting it.
+    """
+
+    n: int
+    c: int
+    h: int
+    w: int
+    num_rois: int
+    pooled_h: int
+    pooled_w: int
+    spatial_scale: float = 1.0
+    dtype: Any
+    rois_dtype: Any = "float32"
+    index_dtype: Any = "int32"
+    accumulate: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class NmsDescriptor(Descriptor, operator="nms"):
     """The problem of :class:`NmsPlan`.
 
@@ -164,6 +234,58 @@ class RoiAlignBackwardPlan(Plan):
     """
 
     Descriptor: ClassVar[type[Any]] = RoiAlignBackwardDescriptor
+
+
+class RoiPoolPlan(Plan):
+    """Each region of interest cut into pooled_h x pooled_w bins of whole cells; an output is a bin's maximum.
+
+    Operands of ``run``:
+        input (in): [N, C, H, W], any strides.
+        rois (in): [R, 5], rows (batch, x1, y1, x2, y2).
+        output (out): [R, C, pooled_h, pooled_w].
+        argmax (out): of the same shape, the maximum's position in its plane of H·W cells, whatever the strides.
+
+    Corners are rounded to whole cells, halves away from zero, and the last row and column belong to the region. A bin
+    without cells gives 0 and argmax -1, and so does a region with a batch number that is not one of 0 to N - 1 or
+    with a coordinate that is NaN or infinite. The first maximum wins; a NaN beats any number, the first NaN of a bin.
+
+    >>> import numpy as np, baracuda as bc
+    >>> plan = bc.RoiPoolPlan(
+    ...     n=1, c=1, h=4, w=4, num_rois=1, pooled_h=2, pooled_w=2, dtype="float32", device="cpu")
+    >>> x = np.arange(16, dtype=np.float32).reshape(1, 1, 4, 4)
+    >>> y, argmax = np.empty((1, 1, 2, 2), np.float32), np.empty((1, 1, 2, 2), np.int32)
+    >>> plan.run(input=x, rois=np.array([[0, 0, 0, 3, 3]], np.float32), output=y, argmax=argmax)
+    >>> y[0, 0].tolist()
+    [[5.0, 7.0], [13.0, 15.0]]
+    """
+
+    Descriptor: ClassVar[type[Any]] = RoiPoolDescriptor
+
+
+class RoiPoolBackwardPlan(Plan):
+    """The gradient of :class:`RoiPoolPlan` with respect to its input.
+
+    Operands of ``run``:
+        doutput (in): [R, C, pooled_h, pooled_w].
+        rois (in): [R, 5], the forward's.
+        argmax (in): [R, C, pooled_h, pooled_w], as the forward wrote it.
+        dinput (out, with ``accumulate`` inout): [N, C, H, W]; all of it is written.
+
+    A cell gets the sum of doutput over the bins that hold it and whose argmax names it, in the order of the regions
+    and their bins, in float32 (float64 for float64), rounded once. No atomics: the same bits in every run, on the
+    CPU and on CUDA.
+
+    >>> import numpy as np, baracuda as bc
+    >>> plan = bc.RoiPoolBackwardPlan(
+    ...     n=1, c=1, h=1, w=4, num_rois=1, pooled_h=1, pooled_w=2, dtype="float32", device="cpu")
+    >>> dx = np.empty((1, 1, 1, 4), np.float32)
+    >>> plan.run(doutput=np.array([[[[1, 2]]]], np.float32), rois=np.array([[0, 0, 0, 3, 0]], np.float32),
+    ...          argmax=np.array([[[[1, 2]]]], np.int32), dinput=dx)
+    >>> dx[0, 0].tolist()
+    [[0.0, 1.0, 2.0, 0.0]]
+    """
+
+    Descriptor: ClassVar[type[Any]] = RoiPoolBackwardDescriptor
 
 
 class NmsPlan(Plan):
@@ -251,6 +373,123 @@ def batched_nms(
     [1, 2, 0]
     """
     return _nms(boxes, scores, idxs, iou_threshold, stream, preference, "batched_nms")
+
+
+def roi_pool(
+    input: Any,
+    boxes: Any,
+    output_size: int | Sequence[int],
+    spatial_scale: float = 1.0,
+    *,
+    return_argmax: bool = False,
+    index_dtype: Any = "int32",
+    out: Any = None,
+    stream: Any = None,
+    preference: PlanPreference | None = None,
+) -> Any:
+    """RoI-pooling; see :class:`RoiPoolPlan`.
+
+    Args:
+        input: [N, C, H, W].
+        boxes: [R, 5], rows (batch, x1, y1, x2, y2); or one [L, 4] for each image, rows (x1, y1, x2, y2). 16-bit
+            boxes are converted to float32.
+        output_size: (pooled_h, pooled_w) or one number for both.
+        spatial_scale: boxes times this are in cells.
+        return_argmax: return ``(y, argmax)``.
+        index_dtype: int32 or int64, of argmax.
+        out: where to write: y, or (y, argmax).
+        stream: see :meth:`baracuda.Plan.run`.
+        preference: what the selection of the kernel must keep to.
+
+    Returns:
+        [R, C, pooled_h, pooled_w], of the kind of `input`; or that and argmax.
+
+    >>> import numpy as np, baracuda as bc
+    >>> x = np.arange(64, dtype=np.float32).reshape(1, 1, 8, 8)
+    >>> bc.roi_pool(x, np.array([[0, 0, 0, 3, 3]], np.float32), 2)[0, 0].tolist()
+    [[9.0, 11.0], [25.0, 27.0]]
+    """
+    where = "roi_pool"
+    shape, dtype, device = _core.describe(input, f"{where}: input")
+    if len(shape) != 4:
+        raise InvalidProblemError(f"{where}: input: expected shape (n, c, h, w), got {shape}")
+    boxes, count, rois_dtype = _rois(boxes, input, device, stream, where)
+    pooled = _pair(output_size, f"{where}: output_size")
+    plan = cached_plan(
+        RoiPoolPlan, device, preference, **_fields(shape, count, pooled, dtype, rois_dtype),
+        spatial_scale=float(spatial_scale), index_dtype=index_dtype if return_argmax else None,
+    )  # fmt: skip
+    out_shape = (count, shape[1], *pooled)
+    argmax = None
+    if out is None:
+        output = new_output(input, out_shape, dtype, device, stream)
+        if return_argmax:
+            argmax = new_output(input, out_shape, plan.operands[-1].dtype, device, stream)
+    else:
+        output, argmax = out if return_argmax else (out, None)
+    extra = {"argmax": argmax} if return_argmax else {}
+    plan.run(input=input, rois=boxes, output=output, **extra, stream=stream)
+    return (returned(output, input), returned(argmax, input)) if return_argmax else returned(output, input)
+
+
+def roi_pool_backward(
+    grad: Any,
+    boxes: Any,
+    argmax: Any,
+    input_shape: Sequence[int],
+    spatial_scale: float = 1.0,
+    *,
+    accumulate: bool = False,
+    out: Any = None,
+    stream: Any = None,
+    preference: PlanPreference | None = None,
+) -> Any:
+    """The gradient of :func:`roi_pool` with respect to its input; see :class:`RoiPoolBackwardPlan`.
+
+    Args:
+        grad: [R, C, pooled_h, pooled_w].
+        boxes: the forward's.
+        argmax: what the forward returned; int32 or int64.
+        input_shape: (N, C, H, W).
+        spatial_scale: the forward's.
+        accumulate: add to `out` instead of overwriting it.
+        out: where to write.
+        stream: see :meth:`baracuda.Plan.run`.
+        preference: what the selection of the kernel must keep to.
+
+    Returns:
+        [N, C, H, W], of the kind of `grad`.
+
+    >>> import numpy as np, baracuda as bc
+    >>> x, boxes = np.ones((1, 1, 8, 8), np.float32), np.array([[0, 0, 0, 3, 3]], np.float32)
+    >>> y, argmax = bc.roi_pool(x, boxes, 2, return_argmax=True)
+    >>> float(bc.roi_pool_backward(y, boxes, argmax, x.shape).sum())
+    4.0
+    """
+    where = "roi_pool_backward"
+    shape, dtype, device = _core.describe(grad, f"{where}: grad")
+    _, index_dtype, _ = _core.describe(argmax, f"{where}: argmax")
+    input_shape = _input_shape(shape, input_shape, where)
+    if accumulate and out is None:
+        raise InvalidProblemError(f"{where}: accumulate: expected out, to add to")
+    boxes, count, rois_dtype = _rois(boxes, grad, device, stream, where)
+    plan = cached_plan(
+        RoiPoolBackwardPlan, device, preference, **_fields(input_shape, count, shape[2:], dtype, rois_dtype),
+        spatial_scale=float(spatial_scale), index_dtype=index_dtype, accumulate=accumulate,
+    )  # fmt: skip
+    dinput = new_output(grad, input_shape, dtype, device, stream) if out is None else out
+    plan.run(doutput=grad, rois=boxes, argmax=argmax, dinput=dinput, stream=stream)
+    return returned(dinput, grad)
+
+
+def _input_shape(shape: tuple[int, ...], input_shape: Sequence[int], where: str) -> tuple[int, ...]:
+    """The given one, if it can be of the input to a gradient of this shape."""
+    input_shape = tuple(operator.index(extent) for extent in input_shape)
+    if len(shape) != 4:
+        raise InvalidProblemError(f"{where}: grad: expected shape (rois, c, pooled_h, pooled_w), got {shape}")
+    if len(input_shape) != 4 or input_shape[1] != shape[1]:
+        raise InvalidProblemError(f"{where}: input_shape: expected (n, {shape[1]}, h, w), got {input_shape}")
+    return input_shape
 
 
 def _nms(
@@ -371,11 +610,7 @@ def roi_align_backward(
     """
     where = "roi_align_backward"
     shape, dtype, device = _core.describe(grad, f"{where}: grad")
-    input_shape = tuple(operator.index(extent) for extent in input_shape)
-    if len(shape) != 4:
-        raise InvalidProblemError(f"{where}: grad: expected shape (rois, c, pooled_h, pooled_w), got {shape}")
-    if len(input_shape) != 4 or input_shape[1] != shape[1]:
-        raise InvalidProblemError(f"{where}: input_shape: expected (n, {shape[1]}, h, w), got {input_shape}")
+    input_shape = _input_shape(shape, input_shape, where)
     pooled = shape[2:] if output_size is None else _pair(output_size, f"{where}: output_size")
     if accumulate and out is None:
         raise InvalidProblemError(f"{where}: accumulate: expected out, to add to")

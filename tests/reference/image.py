@@ -168,3 +168,58 @@ def nms(boxes: Array, scores: Array, threshold: float, classes: Array | None = N
             hit &= classes[later] == classes[i]
         alive[place + 1 :] &= ~hit
     return np.array(kept, np.int64)
+
+
+def roi_pool(x: Array, rois: Array, pooled: tuple[int, int], scale: float, real: type) -> tuple[Array, Array]:
+    """(y, argmax), bin by bin."""
+    y = np.zeros((rois.shape[0], x.shape[1], *pooled), x.dtype)
+    argmax = np.full(y.shape, -1, np.int64)
+    for r in range(rois.shape[0]):
+        bins = pool_bins(rois[r], x.shape, pooled, scale, real)
+        if bins is None:
+            continue
+        image, rows, columns = bins
+        for ph, pw in itertools.product(range(pooled[0]), range(pooled[1])):
+            cells = np.arange(x.shape[2] * x.shape[3]).reshape(x.shape[2:])[rows[ph], columns[pw]].reshape(-1)
+            if cells.size == 0:
+                continue
+            values = x[image].reshape(x.shape[1], -1)[:, cells].astype(np.float64)
+            # NumPy's maximum is the first NaN, if there is one.
+            best = cells[values.argmax(1)]
+            argmax[r, :, ph, pw] = best
+            y[r, :, ph, pw] = x[image].reshape(x.shape[1], -1)[np.arange(x.shape[1]), best]
+    return y, argmax
+
+
+def pool_bins(roi: Array, shape: tuple[int, ...], pooled: tuple[int, int], scale: float, real: type) -> Any:
+    """(image, the rows of each bin, the columns of each bin) as slices, or None for a RoI that takes no part."""
+    batch, *corners = roi.tolist()
+    if not -1 < batch < shape[0]:
+        return None
+    with np.errstate(over="ignore", invalid="ignore"):
+        scaled = [real(corner) * real(scale) for corner in corners]
+        x1, y1, x2, y2 = (real(np.copysign(np.floor(abs(s) + real(0.5)), s)) for s in scaled)
+        slices = []
+        for start, end, cells, bins in ((y1, y2, shape[2], pooled[0]), (x1, x2, shape[3], pooled[1])):
+            extent = end - start + real(1)
+            if not np.isfinite(extent):
+                return None
+            step = max(extent, real(1)) / real(bins)
+            low = [int(np.clip(np.floor(real(b) * step) + start, 0, cells)) for b in range(bins)]
+            high = [int(np.clip(np.ceil(real(b + 1) * step) + start, 0, cells)) for b in range(bins)]
+            slices.append([slice(a, b) for a, b in zip(low, high, strict=True)])
+    return int(batch), slices[0], slices[1]
+
+
+def roi_pool_backward(dy: Array, argmax: Array, rois: Array, shape: tuple[int, ...], dx: Array | None = None) -> Array:
+    """Sums in the order of the RoIs and their bins, in float32 (float64 for float64), rounded once."""
+    real = np.float64 if dy.dtype == np.float64 else np.float32
+    sums = np.zeros((shape[0], shape[1], shape[2] * shape[3]), real)
+    for r, c in itertools.product(range(dy.shape[0]), range(shape[1])):
+        named = argmax[r, c].reshape(-1)
+        some = named >= 0
+        if some.any():
+            # Unbuffered, so one after the other.
+            np.add.at(sums[int(rois[r, 0]), c], named[some], dy[r, c].reshape(-1)[some].astype(real))
+    sums = sums.reshape(shape)
+    return (sums if dx is None else dx.astype(real) + sums).astype(dy.dtype)
