@@ -116,13 +116,12 @@ constexpr baracuda_field kFractionalMaxPool3dBackward[] = {
     BARACUDA_POOL_RULES(baracuda_fractional_max_pool3d_backward_desc),
     BARACUDA_POOL_BACKWARD(baracuda_fractional_max_pool3d_backward_desc)};
 
-#define BARACUDA_ROI_FIELDS(Desc)                                                                                  \
-  field_of("n", BARACUDA_FIELD_INT64, offsetof(Desc, n)), field_of("c", BARACUDA_FIELD_INT64, offsetof(Desc, c)),  \
-      field_of("h", BARACUDA_FIELD_INT64, offsetof(Desc, h)),                                                      \
-      field_of("w", BARACUDA_FIELD_INT64, offsetof(Desc, w)),                                                      \
-      field_of("num_rois", BARACUDA_FIELD_INT64, offsetof(Desc, num_rois)),                                        \
-      field_of("pooled_h", BARACUDA_FIELD_INT64, offsetof(Desc, pooled_h)),                                        \
-      field_of("pooled_w", BARACUDA_FIELD_INT64, offsetof(Desc, pooled_w)),                                        \
+#define BARACUDA_ROI_FIELDS(Desc)                                                                                     \
+  field_of("n", BARACUDA_FIELD_INT64, offsetof(Desc, n)), field_of("c", BARACUDA_FIELD_INT64, offsetof(Desc, c)),     \
+      field_of("h", BARACUDA_FIELD_INT64, offsetof(Desc, h)), field_of("w", BARACUDA_FIELD_INT64, offsetof(Desc, w)), \
+      field_of("num_rois", BARACUDA_FIELD_INT64, offsetof(Desc, num_rois)),                                           \
+      field_of("pooled_h", BARACUDA_FIELD_INT64, offsetof(Desc, pooled_h)),                                           \
+      field_of("pooled_w", BARACUDA_FIELD_INT64, offsetof(Desc, pooled_w)),                                           \
       field_of("spatial_scale", BARACUDA_FIELD_DOUBLE, offsetof(Desc, spatial_scale))
 #define BARACUDA_ROI_ALIGN_FIELDS(Desc)                                                                        \
   BARACUDA_ROI_FIELDS(Desc), field_of("sampling_ratio", BARACUDA_FIELD_INT64, offsetof(Desc, sampling_ratio)), \
@@ -135,8 +134,8 @@ constexpr baracuda_field kRoiAlignBackward[] = {
     BARACUDA_ROI_ALIGN_FIELDS(baracuda_roi_align_backward_desc),
     field_of("accumulate", BARACUDA_FIELD_BOOL, offsetof(baracuda_roi_align_backward_desc, accumulate))};
 
-#define BARACUDA_ROI_POOL_FIELDS(Desc)                                                                        \
-  BARACUDA_ROI_FIELDS(Desc), field_of("dtype", BARACUDA_FIELD_DTYPE, offsetof(Desc, dtype)),                  \
+#define BARACUDA_ROI_POOL_FIELDS(Desc)                                                       \
+  BARACUDA_ROI_FIELDS(Desc), field_of("dtype", BARACUDA_FIELD_DTYPE, offsetof(Desc, dtype)), \
       field_of("rois_dtype", BARACUDA_FIELD_DTYPE, offsetof(Desc, rois_dtype))
 
 constexpr baracuda_field kRoiPool[] = {

@@ -82,7 +82,10 @@ def write_png(path: Path, picture: Array) -> None:
 
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     path.write_bytes(
-        b"\x89PNG\r\n\x1a\n" + piece(b"IHDR", header) + piece(b"IDAT", zlib.compress(lines.tobytes())) + piece(b"IEND", b"")
+        b"\x89PNG\r\n\x1a\n"
+        + piece(b"IHDR", header)
+        + piece(b"IDAT", zlib.compress(lines.tobytes()))
+        + piece(b"IEND", b"")
     )
 
 

@@ -156,7 +156,11 @@ def test_sets_with_many_overlaps(backend: Backend, kind: str) -> None:
     rng = np.random.default_rng(5)
     boxes = _sets(rng)[kind].astype(np.float32)
     count = len(boxes)
-    for scores in (rng.random(count, np.float32), np.arange(count, 0, -1).astype(np.float32), np.ones(count, np.float32)):
+    for scores in (
+        rng.random(count, np.float32),
+        np.arange(count, 0, -1).astype(np.float32),
+        np.ones(count, np.float32),
+    ):
         check(backend, boxes, scores, 0.5)
 
 

@@ -76,7 +76,8 @@ def forward(
     output = backend.output(shape, x.dtype.name, layout=layouts[1], misalign=misalign)
     argmax = None if index_dtype is None else backend.output(shape, index_dtype, layout=layouts[1], misalign=misalign)
     extra = {} if argmax is None else {"argmax": argmax.tensor}
-    plan.run(input=source.tensor, rois=backend.input(rois, layout=layouts[0]).tensor, output=output.tensor, **extra)
+    boxes = backend.input(rois, layout="row_major" if layouts[0] == "broadcast" else layouts[0])
+    plan.run(input=source.tensor, rois=boxes.tensor, output=output.tensor, **extra)
     output.assert_guards()
     source.assert_untouched()
     if argmax is None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RoI-align, forward and backward, and non-maximum suppression."""
+"""RoI-align and RoI-pooling, forward and backward, and non-maximum suppression."""
 
 from __future__ import annotations
 
@@ -23,6 +23,9 @@ def rows(lab: Lab) -> Iterable[dict[str, Any]]:
     for roi in _rois(lab):
         yield from lab.measure(roi.case("fw"))
         yield from lab.measure(roi.case("bw"))
+    for pool in _pools(lab):
+        yield from lab.measure(pool.case("fw"))
+        yield from lab.measure(pool.case("bw"))
     for nms in _nms(lab):
         yield from lab.measure(nms.case())
 
@@ -31,10 +34,15 @@ def rows(lab: Lab) -> Iterable[dict[str, Any]]:
 # RoI-align.
 
 
-def _rois(lab: Lab) -> Iterable[_Roi]:
-    shape, count = ((2, 256, 200, 200), 1000) if lab.device == "cuda" else ((1, 16, 100, 100), 100)
+def _sizes(lab: Lab) -> tuple[tuple[int, int, int, int], int]:
+    """The map and the number of boxes."""
     if lab.quick:
-        shape, count = (1, 2, 24, 24), 5
+        return (1, 2, 24, 24), 5
+    return ((2, 256, 200, 200), 1000) if lab.device == "cuda" else ((1, 16, 100, 100), 100)
+
+
+def _rois(lab: Lab) -> Iterable[_Roi]:
+    shape, count = _sizes(lab)
     for dtype in ("float32", "float16", "bfloat16"):
         for pooled in (7, 14):
             for sampling_ratio in (2, 0):
@@ -159,9 +167,7 @@ class _Roi:
         if np.abs(got.sum((0, 2, 3)) - wanted).max() > 2**-8 * mass:
             raise AssertionError(f"roi_align bw {self.dtype}: the gradient's sum is off")
 
-    def peers(
-        self, sets: list[_Maps], make: Callable[[_Maps], Callable[[], object]]
-    ) -> dict[str, Callable[[], Calls]]:
+    def peers(self, sets: list[_Maps], make: Callable[[_Maps], Callable[[], object]]) -> dict[str, Callable[[], Calls]]:
         # torchvision has no bfloat16.
         if self.lab.peers.get("torchvision") is None or self.dtype == "bfloat16":
             return {}
@@ -181,6 +187,104 @@ class _Roi:
         ratio = self.sampling_ratio or -1
         call = torch.ops.torchvision._roi_align_backward
         return lambda: call(dy, rois, self.scale, self.pooled, self.pooled, *self.shape, ratio, True)
+
+
+# ---------------------------------------------------------------------------------------------------
+# RoI-pooling.
+
+
+def _pools(lab: Lab) -> Iterable[_Pool]:
+    shape, count = _sizes(lab)
+    for dtype in ("float32", "float16"):
+        yield _Pool(lab, shape, count, 7, 0, dtype)
+
+
+@dataclass
+class _Pool(_Roi):
+    def plan(self, kind: type[bc.Plan]) -> bc.Plan:
+        return kind(
+            **dict(zip("nchw", self.shape, strict=True)),
+            num_rois=self.count,
+            pooled_h=self.pooled,
+            pooled_w=self.pooled,
+            spatial_scale=self.scale,
+            dtype=self.dtype,
+            device=self.lab.device,
+        )
+
+    def case(self, direction: str) -> Case:
+        build = self.build_forward if direction == "fw" else self.build_backward
+        name = str((*self.shape[:3], self.count, self.pooled))
+        moved = self.plan(bc.RoiPoolPlan if direction == "fw" else bc.RoiPoolBackwardPlan).cost.bytes
+        footprint = moved + math.prod(self.shape) * numpy_dtype(self.dtype).itemsize
+        return Case(f"roi_pool {direction}", name, self.dtype, "", moved, build, footprint=footprint)
+
+    def sets(self, count: int) -> tuple[list[dict[str, Array]], list[bc.BoundPlan]]:
+        def normal(rng: Any, size: int) -> Any:
+            return rng.standard_normal(size, np.float32).astype(numpy_dtype(self.dtype))
+
+        plan = self.plan(bc.RoiPoolPlan)
+        out = (self.count, self.shape[1], self.pooled, self.pooled)
+        arrays = [
+            {
+                "input": self.lab.array(self.shape, self.dtype, normal),
+                "rois": self.lab.array((self.count, 5), "float32", self.boxes),
+                "output": self.lab.array(out, self.dtype, normal),
+                "argmax": self.lab.array(out, "int32"),
+            }
+            for _ in range(count)
+        ]
+        return arrays, [plan.bind(**{name: array.ours for name, array in one.items()}) for one in arrays]
+
+    def build_forward(self, count: int) -> Contenders:
+        arrays, bound = self.sets(count)
+        return Contenders(
+            ours=[functools.partial(one.run, self.lab.stream) for one in bound],
+            peers=self.torchvision(arrays, self.forward_of),
+            verify=functools.partial(self.verify_maxima, arrays[-1]),
+        )
+
+    def build_backward(self, count: int) -> Contenders:
+        arrays, bound = self.sets(count)
+        for one in bound:
+            one.run(self.lab.stream)
+        plan = self.plan(bc.RoiPoolBackwardPlan)
+        ours = []
+        for one in arrays:
+            one["dinput"] = self.lab.array(self.shape, self.dtype)
+            ready = plan.bind(
+                doutput=one["output"].ours, rois=one["rois"].ours, argmax=one["argmax"].ours, dinput=one["dinput"].ours
+            )
+            ours.append(functools.partial(ready.run, self.lab.stream))
+        return Contenders(ours=ours, peers=self.torchvision(arrays, self.backward_of))
+
+    def verify_maxima(self, one: dict[str, Array]) -> None:
+        """Each output is where its argmax says."""
+        rois, y, argmax = (one[name].numpy() for name in ("rois", "output", "argmax"))
+        planes = one["input"].numpy()[rois[:, 0].astype(int)].reshape(*y.shape[:2], -1)
+        found = np.take_along_axis(planes, argmax.reshape(*y.shape[:2], -1).clip(0), 2).reshape(y.shape)
+        if not np.array_equal(np.where(argmax >= 0, found, 0), y):
+            raise AssertionError(f"roi_pool fw {self.dtype}: values are not where argmax says")
+
+    def torchvision(
+        self, arrays: list[dict[str, Array]], make: Callable[[dict[str, Array]], Callable[[], object]]
+    ) -> dict[str, Callable[[], Calls]]:
+        if self.lab.peers.get("torchvision") is None:
+            return {}
+        return {"torchvision": lambda: [make(one) for one in arrays]}
+
+    def forward_of(self, one: dict[str, Array]) -> Callable[[], object]:
+        torch = self.lab.peers.get("torch")
+        x = one["input"].torch()
+        rois = one["rois"].torch().to(x.dtype)
+        return lambda: torch.ops.torchvision.roi_pool(x, rois, self.scale, self.pooled, self.pooled)
+
+    def backward_of(self, one: dict[str, Array]) -> Callable[[], object]:
+        torch = self.lab.peers.get("torch")
+        dy, argmax = one["output"].torch(), one["argmax"].torch()
+        rois = one["rois"].torch().to(dy.dtype)
+        call = torch.ops.torchvision._roi_pool_backward
+        return lambda: call(dy, rois, argmax, self.scale, self.pooled, self.pooled, *self.shape)
 
 
 # ---------------------------------------------------------------------------------------------------

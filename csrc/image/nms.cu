@@ -1,18 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 // Non-maximum suppression entirely on the device, in a fixed number of launches.
 //
-// Boxes are ranked by their scores, then put into an order of space, in which 32 neighbours are a tile. Only tiles whose
-// hulls meet are compared; each overlap found is put on the list of the later box of the two. Then every box looks at
-// the earlier boxes on its list: it is suppressed as soon as one of them is kept, and kept when all of them are
-// suppressed. A box waits only for earlier ones, and blocks take their ranks by ticket, so those are running or done.
+// Boxes are ranked by their scores, then put into an order of space, in which 32 neighbours are a tile. Only tiles
+// whose hulls meet are compared; each overlap found is put on the list of the later box of the two. Then every box
+// looks at the earlier boxes on its list: it is suppressed as soon as one of them is kept, and kept when all of them
+// are suppressed. A box waits only for earlier ones, and blocks take their ranks by ticket, so those are running or
+// done.
 //
 // Overlaps are stored up to a bound. Where there are more, which takes many boxes on top of one another, one block goes
 // through the ranks instead and compares with the kept boxes; what the first of these suppress is left out by all.
+#include "image/nms.h"
+
 #include <algorithm>
 
 #include <cub/device/device_radix_sort.cuh>
 
-#include "image/nms.h"
 #include "runtime/launch.cuh"
 #include "runtime/workspace.h"
 
@@ -43,17 +45,17 @@ struct Space {
   void *sort;
   size_t sort_bytes;
   Counters *counters;
-  int32_t *order;          // box of each rank
-  NmsBox<Real> *boxes;     // by rank
-  Real *areas;             // by rank
-  int64_t *classes;        // by rank
-  int32_t *states;         // by rank
-  uint32_t *lists;         // by rank: the first overlap, counted from 1; 0: none
-  uint2 *overlaps;         // the earlier box' rank, and the next of the list
+  int32_t *order;       // box of each rank
+  NmsBox<Real> *boxes;  // by rank
+  Real *areas;          // by rank
+  int64_t *classes;     // by rank
+  int32_t *states;      // by rank
+  uint32_t *lists;      // by rank: the first overlap, counted from 1; 0: none
+  uint2 *overlaps;      // the earlier box' rank, and the next of the list
   uint32_t most_overlaps;
-  NmsBox<Real> *hulls;     // of tiles
-  uint32_t *kept_bits;     // by rank
-  int32_t *kept_ranks;     // without lists: those kept so far
+  NmsBox<Real> *hulls;  // of tiles
+  uint32_t *kept_bits;  // by rank
+  int32_t *kept_ranks;  // without lists: those kept so far
 };
 
 size_t sort_bytes_of(int64_t count) {
@@ -195,8 +197,7 @@ __global__ void __launch_bounds__(kThreads)
     if (from + lane * slices < tiles) {
       const NmsBox<Real> other = space.hulls[from + lane * slices];
       // A negative threshold is exceeded by boxes that lie apart.
-      meets = threshold < 0 ||
-              (hull.x1 < other.x2 && other.x1 < hull.x2 && hull.y1 < other.y2 && other.y1 < hull.y2);
+      meets = threshold < 0 || (hull.x1 < other.x2 && other.x1 < hull.x2 && hull.y1 < other.y2 && other.y1 < hull.y2);
     }
     unsigned left = __ballot_sync(kAllLanes, meets);
     while (left) {
@@ -232,8 +233,7 @@ __global__ void __launch_bounds__(kThreads)
       for (uint32_t slot = base + before - found; hits != 0; ++slot, hits &= hits - 1) {
         if (slot >= space.most_overlaps) break;
         const uint32_t first = shared_rank[warp][__ffs(int(hits)) - 1];
-        space.overlaps[slot] =
-            make_uint2(min(first, rank), atomicExch(&space.lists[max(first, rank)], slot + 1));
+        space.overlaps[slot] = make_uint2(min(first, rank), atomicExch(&space.lists[max(first, rank)], slot + 1));
       }
     }
   }
@@ -367,8 +367,7 @@ __global__ void __launch_bounds__(kThreads) filter(int64_t count, Real threshold
   const int64_t kind = space.classes[rank];
   for (uint32_t k = 0; k < space.counters->filtered; ++k) {
     const int32_t other = space.kept_ranks[k];
-    if (space.classes[other] == kind &&
-        nms_overlap(space.boxes[other], space.areas[other], box, area, threshold)) {
+    if (space.classes[other] == kind && nms_overlap(space.boxes[other], space.areas[other], box, area, threshold)) {
       space.states[rank] = kSuppressed;
       return;
     }

@@ -56,8 +56,8 @@ BARACUDA_HD inline NmsBox<Real> nms_box(const NmsCall &call, int64_t i) {
   RealColumn corner = call.boxes;
   const int64_t first = i * corner.step;
   corner.step = 1;
-  return {Real(corner.at(first)), Real(corner.at(first + call.corner_step)), Real(corner.at(first + 2 * call.corner_step)),
-          Real(corner.at(first + 3 * call.corner_step))};
+  return {Real(corner.at(first)), Real(corner.at(first + call.corner_step)),
+          Real(corner.at(first + 2 * call.corner_step)), Real(corner.at(first + 3 * call.corner_step))};
 }
 
 template <class Real>

@@ -63,8 +63,7 @@ struct RoiRows {
   template <class Real>
   BARACUDA_HD Real at(int64_t r, int place) const {
     const int64_t offset = r * roi + place * number;
-    return is_double ? Real(static_cast<const double *>(data)[offset])
-                     : Real(static_cast<const float *>(data)[offset]);
+    return is_double ? Real(static_cast<const double *>(data)[offset]) : Real(static_cast<const float *>(data)[offset]);
   }
   // Of `batches`; -1 where it is none of them. Whole numbers of 32 bits need not be floats.
   BARACUDA_HD int32_t batch(int64_t r, int32_t batches) const {

@@ -229,7 +229,8 @@ __global__ void __launch_bounds__(kRoiThreads, sizeof(T) == sizeof(double) ? 2 :
             Real sum = once ? Real(0) : outs[i];
             if (once) {
 #pragma unroll 4
-              for (int32_t entry = list.x; entry < list.x + list.y; ++entry) sum += x.weight[entry] * line[x.cell[entry]];
+              for (int32_t entry = list.x; entry < list.x + list.y; ++entry)
+                sum += x.weight[entry] * line[x.cell[entry]];
             } else {
               for (int32_t entry = list.x; entry < list.x + list.y; ++entry) {
                 const int32_t cell = x.cell[entry];
@@ -306,7 +307,8 @@ template <class T>
 __global__ void __launch_bounds__(kRoiThreads) roi_align_any(RoiAlignForward call, int64_t outputs) {
   using Real = typename ImageReal<T>::type;
   const RoiAlignProblem &problem = call.problem;
-  for (int64_t i = int64_t(blockIdx.x) * kRoiThreads + threadIdx.x; i < outputs; i += int64_t(gridDim.x) * kRoiThreads) {
+  for (int64_t i = int64_t(blockIdx.x) * kRoiThreads + threadIdx.x; i < outputs;
+       i += int64_t(gridDim.x) * kRoiThreads) {
     const int32_t pw = int32_t(i % problem.pooled_w);
     const int32_t ph = int32_t(i / problem.pooled_w % problem.pooled_h);
     const int64_t plane = i / problem.pooled_w / problem.pooled_h;
@@ -376,7 +378,8 @@ struct RoiReach {
 
 // One block for each RoI.
 template <class Real>
-__global__ void __launch_bounds__(kRoiThreads) roi_align_prepare(RoiAlignProblem problem, RoiRows rois, RoiTable table) {
+__global__ void __launch_bounds__(kRoiThreads)
+    roi_align_prepare(RoiAlignProblem problem, RoiRows rois, RoiTable table) {
   __shared__ RoiBounds shared_bounds;
   const int64_t r = blockIdx.x;
   const int lane = int(threadIdx.x % kLanes);
@@ -451,7 +454,8 @@ class RoiTile {
  public:
   using Real = typename ImageReal<T>::type;
 
-  __device__ RoiTile(const RoiAlignTilesCall &call, int32_t row, int32_t column) : call_(call), row_(row), column_(column) {
+  __device__ RoiTile(const RoiAlignTilesCall &call, int32_t row, int32_t column)
+      : call_(call), row_(row), column_(column) {
 #pragma unroll
     for (int i = 0; i < kTileSide; ++i)
 #pragma unroll
@@ -505,7 +509,8 @@ class RoiTile {
   __device__ __forceinline__ unsigned over(const RoiReach *bins, int32_t from, int32_t count, int32_t cell) const {
     const int32_t b = from + int32_t(threadIdx.x % kLanes);
     bool reaches = false;
-    if (b < count) reaches = bins[b].first < cell + kTileSide && bins[b].first + bins[b].count > cell && bins[b].count > 0;
+    if (b < count)
+      reaches = bins[b].first < cell + kTileSide && bins[b].first + bins[b].count > cell && bins[b].count > 0;
     return __ballot_sync(kAllLanes, reaches);
   }
 
@@ -612,9 +617,7 @@ __global__ void __launch_bounds__(kTileThreads, sizeof(T) == sizeof(double) ? 1 
       }
       __syncthreads();
 
-      const auto gradients_of = [&](int64_t r) {
-        return static_cast<const T *>(doutput.data) + doutput.plane(r, c0);
-      };
+      const auto gradients_of = [&](int64_t r) { return static_cast<const T *>(doutput.data) + doutput.plane(r, c0); };
       const auto fetch = [&](int32_t begin, int32_t half) {
         const int32_t end = min(begin + call.half_rois, count);
         for (int32_t k = begin; k < end; ++k) {
@@ -642,7 +645,8 @@ __global__ void __launch_bounds__(kTileThreads, sizeof(T) == sizeof(double) ? 1 
           const char *const at = shared + (half * call.half_rois + k - begin) * call.roi_bytes;
           if constexpr (kStaged) {
             const uintptr_t shift = reinterpret_cast<uintptr_t>(gradients_of(r)) % 16;
-            tile.add(at, reinterpret_cast<const T *>(at + call.gradient_at + shift) + own * pieces, problem.pooled_w, 1);
+            tile.add(at, reinterpret_cast<const T *>(at + call.gradient_at + shift) + own * pieces, problem.pooled_w,
+                     1);
           } else {
             tile.add(at, gradients_of(r) + own * doutput.channel, doutput.row, doutput.column);
           }

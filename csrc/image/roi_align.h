@@ -25,7 +25,8 @@ struct RoiAxis {
   // Samples are numbered so that positions ascend, which rounding leaves intact.
   BARACUDA_HD Real position(int32_t b, int32_t sample) const {
     const Real place = Real(bin < 0 ? grid - 1 - sample : sample) + Real(0.5);
-    return exact_add(exact_add(start, exact_multiply(Real(b), bin)), exact_divide(exact_multiply(place, bin), Real(grid)));
+    return exact_add(exact_add(start, exact_multiply(Real(b), bin)),
+                     exact_divide(exact_multiply(place, bin), Real(grid)));
   }
 
   // What a sample at a position gives a cell.

@@ -97,10 +97,9 @@ void roi_align_cuda_of(const RoiAlignForward &call, Stream stream) {
   }
   // Whether kVector elements in a row can be loaded at once.
   const auto whole = [](int64_t elements) { return elements % kVector == 0; };
-  const bool packs = reinterpret_cast<uintptr_t>(input.data) % (kVector * sizeof(T)) == 0 && whole(input.batch) &&
-                     whole(input.row) &&
-                     (lines ? whole(problem.c) && whole(input.column)
-                            : input.column == 1 && whole(problem.w) && whole(input.channel));
+  const bool packs =
+      reinterpret_cast<uintptr_t>(input.data) % (kVector * sizeof(T)) == 0 && whole(input.batch) && whole(input.row) &&
+      (lines ? whole(problem.c) && whole(input.column) : input.column == 1 && whole(problem.w) && whole(input.channel));
   const int64_t group = lines ? kLanes * (packs ? kVector : 1) : kRoiBlockChannels;
   const int64_t groups = ceil_div(problem.c, group);
   const RoiAlignForwardCall forward = {call, problem.rois * groups, int32_t(groups),
@@ -122,8 +121,8 @@ void roi_align_backward_cuda_of(const RoiAlignBackward &call, Stream stream) {
   const ImageView &given = call.doutput;
   const int64_t pieces = int64_t(problem.pooled_h) * problem.pooled_w;
   const auto fits = [](int64_t extent, int64_t stride, int64_t wanted) { return extent <= 1 || stride == wanted; };
-  const bool contiguous = fits(problem.pooled_w, given.column, 1) && fits(problem.pooled_h, given.row, problem.pooled_w) &&
-                          fits(problem.c, given.channel, pieces);
+  const bool contiguous = fits(problem.pooled_w, given.column, 1) &&
+                          fits(problem.pooled_h, given.row, problem.pooled_w) && fits(problem.c, given.channel, pieces);
   if (table.record == 0) {
     const int64_t cells = problem.n * problem.c * problem.h * problem.w;
     launch(roi_align_any_backward<T>, {std::min(ceil_div(cells, kRoiThreads), kMostBlocks), kRoiThreads}, stream, call,
@@ -131,8 +130,7 @@ void roi_align_backward_cuda_of(const RoiAlignBackward &call, Stream stream) {
     return;
   }
   const RoiTileShape shape = roi_tile_shape(problem, table.record, sizeof(T), contiguous);
-  if (problem.rois > 0)
-    launch(roi_align_prepare<Real>, {problem.rois, kRoiThreads}, stream, problem, call.rois, table);
+  if (problem.rois > 0) launch(roi_align_prepare<Real>, {problem.rois, kRoiThreads}, stream, problem, call.rois, table);
   RoiAlignTilesCall tiles = {};
   tiles.backward = call;
   tiles.table = table;

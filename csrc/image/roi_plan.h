@@ -33,14 +33,7 @@ class RoiPlan : public Plan {
     check_count("num_rois", desc.num_rois, INT32_MAX);
     check_count("h", desc.h, kMostRoiCells);
     check_count("w", desc.w, kMostRoiCells);
-    problem_ = {desc.n,
-                desc.c,
-                int32_t(desc.h),
-                int32_t(desc.w),
-                desc.num_rois,
-                0,
-                0,
-                desc.spatial_scale};
+    problem_ = {desc.n, desc.c, int32_t(desc.h), int32_t(desc.w), desc.num_rois, 0, 0, desc.spatial_scale};
     cost_.bytes = storage_bytes(desc.rois_dtype, rois_.count()) + storage_bytes(desc.dtype, out_.count()) +
                   storage_bytes(desc.dtype, in_.count());
     path_ = "direct";

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Forward, a thread takes an output. Backward, a warp owns a tile of cells of 32 channels, a lane a channel, with the
 // sums in shared memory; it goes through the RoIs in their order.
+#include "image/roi_pool.h"
+
 #include <algorithm>
 
-#include "image/roi_pool.h"
 #include "runtime/launch.cuh"
 
 namespace baracuda {

@@ -376,7 +376,7 @@ def batched_nms(
 
 
 def roi_pool(
-    input: Any,
+    input: Any,  # noqa: A002  torchvision's name
     boxes: Any,
     output_size: int | Sequence[int],
     spatial_scale: float = 1.0,
@@ -521,7 +521,7 @@ def _nms(
 
 
 def roi_align(
-    input: Any,
+    input: Any,  # noqa: A002  torchvision's name
     boxes: Any,
     output_size: int | Sequence[int],
     spatial_scale: float = 1.0,
@@ -625,9 +625,7 @@ def roi_align_backward(
     return returned(dinput, grad)
 
 
-def _fields(
-    shape: tuple[int, ...], count: int, pooled: tuple[int, ...], dtype: str, rois_dtype: str
-) -> dict[str, Any]:
+def _fields(shape: tuple[int, ...], count: int, pooled: tuple[int, ...], dtype: str, rois_dtype: str) -> dict[str, Any]:
     return {
         **dict(zip("nchw", shape, strict=True)),
         "num_rois": count,

@@ -2,7 +2,7 @@
 """Operators on regions of images, sample by sample and box by box.
 
 Where samples lie is worked out in the type that the rule is stated in, every operation rounded once; values and sums
-are float64.
+are wider than float64, so that they can be the measure of it.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import numpy as np
 Array = np.ndarray[Any, np.dtype[Any]]
 
 MOST_SAMPLES = 2**20
+WIDE = np.longdouble
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Axis:
 
     def corners(self, b: int) -> tuple[Array, Array]:
         """The cells beside the samples of a bin that lie inside, two for each, and their weights."""
-        p = self.positions[b].astype(np.float64)
+        p = self.positions[b].astype(WIDE)
         p = np.clip(p[(p >= -1) & (p <= self.cells)], 0, self.cells - 1)
         before = np.floor(p).astype(np.int64)
         beyond = p - before
@@ -96,9 +97,9 @@ class Result:
 
 def roi_align(x: Array, rois: Array, pooled: tuple[int, int], real: type, **rule: Any) -> Result:
     shape = (rois.shape[0], x.shape[1], *pooled)
-    value, magnitude = np.zeros(shape), np.zeros(shape)
+    value, magnitude = np.zeros(shape, WIDE), np.zeros(shape, WIDE)
     roundings = np.zeros((rois.shape[0], 1, 1, 1))
-    wide = x.astype(np.float64)
+    wide = x.astype(np.float64).astype(WIDE)
     for r in range(rois.shape[0]):
         axes = axes_of(rois[r], x.shape, pooled, rule, real)
         if axes is None:
@@ -117,7 +118,7 @@ def roi_align(x: Array, rois: Array, pooled: tuple[int, int], real: type, **rule
 
 
 def roi_align_backward(dy: Array, rois: Array, shape: tuple[int, ...], real: type, **rule: Any) -> Result:
-    value, magnitude = np.zeros(shape), np.zeros(shape)
+    value, magnitude = np.zeros(shape, WIDE), np.zeros(shape, WIDE)
     roundings = np.full((shape[0], 1, *shape[2:]), 6.0)
     channels = np.arange(shape[1])[:, None, None]
     for r in range(rois.shape[0]):
@@ -127,7 +128,7 @@ def roi_align_backward(dy: Array, rois: Array, shape: tuple[int, ...], real: typ
         image, axis_y, axis_x = axes
         count = max(axis_y.samples * axis_x.samples, 1)
         for (ph, pw), row, column, weight in _products(axis_y, axis_x):
-            given = dy[r, :, ph, pw].astype(np.float64)[:, None, None]
+            given = dy[r, :, ph, pw].astype(np.float64).astype(WIDE)[:, None, None]
             with np.errstate(invalid="ignore"):
                 terms = np.where(weight == 0, 0, given * weight / count)
             np.add.at(value[image], (channels, row[None], column[None]), terms)

@@ -105,9 +105,9 @@ typedef struct baracuda_roi_pool_backward_desc {
  * they come in, NaN last; a box is kept unless one kept before it, of its class, overlaps it by more than
  * iou_threshold of their union. A box with a NaN overlaps none.
  *
- * Operands: boxes (in, [num_boxes, 4], rows (x1, y1, x2, y2)), scores (in, [num_boxes]), classes (in, [num_boxes], unless
- * class_dtype has no bits), keep (out, int64 [num_boxes]), count (out, int64 [1]). keep holds the numbers of the kept
- * boxes in that order, and -1 after the first `count`. */
+ * Operands: boxes (in, [num_boxes, 4], rows (x1, y1, x2, y2)), scores (in, [num_boxes]), classes (in, [num_boxes],
+ * unless class_dtype has no bits), keep (out, int64 [num_boxes]), count (out, int64 [1]). keep holds the numbers of the
+ * kept boxes in that order, and -1 after the first `count`. */
 typedef struct baracuda_nms_desc {
   size_t struct_size;
   int64_t num_boxes;
