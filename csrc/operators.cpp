@@ -9,6 +9,8 @@
 #include "baracuda/kv_cache.h"
 #include "baracuda/layout.h"
 #include "baracuda/pooling.h"
+#include "baracuda/scan.h"
+#include "baracuda/segment.h"
 
 namespace {
 
@@ -154,6 +156,65 @@ constexpr baracuda_field kNms[] = {
     {"class_dtype", BARACUDA_FIELD_OPTIONAL_DTYPE, offsetof(baracuda_nms_desc, class_dtype), nullptr},
 };
 
+constexpr const char *kScanKinds[] = {"cumsum",       "cumprod",           "cummax", "cummin",
+                                      "logcumsumexp", "linear_recurrence", nullptr};
+constexpr const char *kTies[] = {"first", "last", nullptr};
+constexpr const char *kSaved[] = {"y", "x", "indices", nullptr};
+
+constexpr baracuda_field kScan[] = {
+    {"kind", BARACUDA_FIELD_CHOICE, offsetof(baracuda_scan_desc, kind), kScanKinds},
+    {"shape", BARACUDA_FIELD_SHAPE, offsetof(baracuda_scan_desc, shape), nullptr},
+    {"axis", BARACUDA_FIELD_INT64, offsetof(baracuda_scan_desc, axis), nullptr},
+    {"dtype", BARACUDA_FIELD_DTYPE, offsetof(baracuda_scan_desc, dtype), nullptr},
+    {"out_dtype", BARACUDA_FIELD_OPTIONAL_DTYPE, offsetof(baracuda_scan_desc, out_dtype), nullptr},
+    {"reverse", BARACUDA_FIELD_BOOL, offsetof(baracuda_scan_desc, reverse), nullptr},
+    {"exclusive", BARACUDA_FIELD_BOOL, offsetof(baracuda_scan_desc, exclusive), nullptr},
+    {"indices", BARACUDA_FIELD_BOOL, offsetof(baracuda_scan_desc, indices), nullptr},
+    {"ties", BARACUDA_FIELD_CHOICE, offsetof(baracuda_scan_desc, ties), kTies},
+    {"index_dtype", BARACUDA_FIELD_OPTIONAL_DTYPE, offsetof(baracuda_scan_desc, index_dtype), nullptr},
+    {"has_h0", BARACUDA_FIELD_BOOL, offsetof(baracuda_scan_desc, has_h0), nullptr},
+};
+
+constexpr baracuda_field kScanBackward[] = {
+    {"kind", BARACUDA_FIELD_CHOICE, offsetof(baracuda_scan_backward_desc, kind), kScanKinds},
+    {"shape", BARACUDA_FIELD_SHAPE, offsetof(baracuda_scan_backward_desc, shape), nullptr},
+    {"axis", BARACUDA_FIELD_INT64, offsetof(baracuda_scan_backward_desc, axis), nullptr},
+    {"dtype", BARACUDA_FIELD_DTYPE, offsetof(baracuda_scan_backward_desc, dtype), nullptr},
+    {"reverse", BARACUDA_FIELD_BOOL, offsetof(baracuda_scan_backward_desc, reverse), nullptr},
+    {"exclusive", BARACUDA_FIELD_BOOL, offsetof(baracuda_scan_backward_desc, exclusive), nullptr},
+    {"saved", BARACUDA_FIELD_CHOICE, offsetof(baracuda_scan_backward_desc, saved), kSaved},
+    {"ties", BARACUDA_FIELD_CHOICE, offsetof(baracuda_scan_backward_desc, ties), kTies},
+    {"index_dtype", BARACUDA_FIELD_OPTIONAL_DTYPE, offsetof(baracuda_scan_backward_desc, index_dtype), nullptr},
+    {"has_h0", BARACUDA_FIELD_BOOL, offsetof(baracuda_scan_backward_desc, has_h0), nullptr},
+};
+
+constexpr const char *kSegmentKinds[] = {"sum", "mean", "max", "min", "prod", nullptr};
+constexpr const char *kSegmentIds[] = {"unsorted", "sorted", "offsets", nullptr};
+constexpr const char *kSegmentTies[] = {"first", "even", nullptr};
+constexpr const char *kSegmentSaved[] = {"input", "arg", nullptr};
+
+#define BARACUDA_SEGMENT_FIELDS(Desc)                                                 \
+  field_of("kind", BARACUDA_FIELD_CHOICE, offsetof(Desc, kind), kSegmentKinds),       \
+      field_of("num_inputs", BARACUDA_FIELD_INT64, offsetof(Desc, num_inputs)),       \
+      field_of("embedding_dim", BARACUDA_FIELD_INT64, offsetof(Desc, embedding_dim)), \
+      field_of("num_segments", BARACUDA_FIELD_INT64, offsetof(Desc, num_segments)),   \
+      field_of("dtype", BARACUDA_FIELD_DTYPE, offsetof(Desc, dtype)),                 \
+      field_of("index_dtype", BARACUDA_FIELD_DTYPE, offsetof(Desc, index_dtype)),     \
+      field_of("ids", BARACUDA_FIELD_CHOICE, offsetof(Desc, ids), kSegmentIds),       \
+      field_of("ties", BARACUDA_FIELD_CHOICE, offsetof(Desc, ties), kSegmentTies)
+
+using SegmentReduce = baracuda_segment_reduce_desc;
+using SegmentReduceBackward = baracuda_segment_reduce_backward_desc;
+constexpr baracuda_field kSegmentReduce[] = {
+    BARACUDA_SEGMENT_FIELDS(SegmentReduce),
+    field_of("empty_value", BARACUDA_FIELD_OPTIONAL_DOUBLE, offsetof(SegmentReduce, empty_value)),
+    field_of("return_arg", BARACUDA_FIELD_BOOL, offsetof(SegmentReduce, return_arg)),
+};
+constexpr baracuda_field kSegmentReduceBackward[] = {
+    BARACUDA_SEGMENT_FIELDS(SegmentReduceBackward),
+    field_of("saved", BARACUDA_FIELD_CHOICE, offsetof(SegmentReduceBackward, saved), kSegmentSaved),
+};
+
 constexpr baracuda_operator kOperators[] = {
     {"write_slice", "WriteSlicePlan", "layout", sizeof(baracuda_write_slice_desc), kWriteSlice, std::size(kWriteSlice),
      create<baracuda_write_slice_desc, baracuda_write_slice_plan_create>},
@@ -191,6 +252,15 @@ constexpr baracuda_operator kOperators[] = {
      std::size(kRoiPoolBackward), create<baracuda_roi_pool_backward_desc, baracuda_roi_pool_backward_plan_create>},
     {"nms", "NmsPlan", "image", sizeof(baracuda_nms_desc), kNms, std::size(kNms),
      create<baracuda_nms_desc, baracuda_nms_plan_create>},
+    {"scan", "ScanPlan", "scan", sizeof(baracuda_scan_desc), kScan, std::size(kScan),
+     create<baracuda_scan_desc, baracuda_scan_plan_create>},
+    {"scan_backward", "ScanBackwardPlan", "scan", sizeof(baracuda_scan_backward_desc), kScanBackward,
+     std::size(kScanBackward), create<baracuda_scan_backward_desc, baracuda_scan_backward_plan_create>},
+    {"segment_reduce", "SegmentReducePlan", "segment", sizeof(SegmentReduce), kSegmentReduce, std::size(kSegmentReduce),
+     create<SegmentReduce, baracuda_segment_reduce_plan_create>},
+    {"segment_reduce_backward", "SegmentReduceBackwardPlan", "segment", sizeof(SegmentReduceBackward),
+     kSegmentReduceBackward, std::size(kSegmentReduceBackward),
+     create<SegmentReduceBackward, baracuda_segment_reduce_backward_plan_create>},
 };
 
 }  // namespace

@@ -14,8 +14,9 @@
 #   bench:FAMILY that one
 #
 # By default all of them run, each within its limit of SECONDS, even if an earlier one failed. The
-# status says whether any did. OUTDIR gets lane.json (each step's status and seconds, and what the
-# probe found), lane.log, suite.xml, sanitizer.log and FAMILY.json for each family.
+# status says whether any did. Probe and benchmarks have the card to themselves; then the suite and
+# the sanitizers run side by side. OUTDIR gets lane.json (each step's status and seconds, and what
+# the probe found), lane.log and FAMILY.json for each family.
 
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
@@ -84,8 +85,21 @@ sys.exit(probe["devices_seen_by_baracuda"] == 0)
 PY
 }
 
+# A process for each file of tests, several at a time: the host is what a test waits for.
+suite_of() {
+  local status log
+  log=$scratch/suite-$(basename "$1").log
+  python3 -m pytest "$1" -p no:cacheprovider -q --require-gpu --durations=5 >"$log" 2>&1
+  status=$?
+  # All of a file can be for another machine, say one with two cards.
+  [[ $status -ne 5 ]] || status=0
+  printf '\n-- %s: status %s\n%s\n' "$1" "$status" "$(tail -n 60 "$log")"
+  return "$status"
+}
 suite() {
-  python3 -m pytest tests -p no:cacheprovider --require-gpu --durations=15 --junitxml="$out/suite.xml"
+  export -f suite_of
+  export scratch
+  printf '%s\0' tests/test_*.py | xargs -0 -n 1 -P "$(($(nproc) / 2))" bash -c "suite_of \"\$0\""
 }
 
 # compute-sanitizer is no proof where it can't attach to the card: it must find a planted error first.
@@ -115,10 +129,6 @@ CU
 }
 
 sanitizer() {
-  if [[ ! -e $scratch/sanitizer_works ]]; then
-    sanitizer_works || return
-    touch "$scratch/sanitizer_works"
-  fi
   # Without torch's pool, every tensor is an allocation whose ends the tool knows.
   PYTORCH_NO_CUDA_MEMORY_CACHING=1 \
     compute-sanitizer --tool "$1" --error-exitcode=1 \
@@ -142,8 +152,7 @@ bench() {
 
 # Runs a step with its limit in a process group of its own; records its status and seconds.
 run() {
-  local step=$1 limit=$2 log=$3 start=$EPOCHREALTIME status
-  printf '\n==== %s (limit %s s)\n' "$step" "$limit" | tee -a "$log"
+  local step=$1 limit=$2 start=$EPOCHREALTIME status
   (
     set -m
     # bench:FAMILY is the function bench with an argument.
@@ -156,10 +165,14 @@ run() {
     status=$?
     kill -- "-$watch" 2>/dev/null
     exit "$status"
-  ) > >(tee -a "$log") 2>&1
+  ) >"$scratch/$step.log" 2>&1
   status=$?
+  {
+    printf '\n==== %s (limit %s s)\n' "$step" "$limit"
+    cat "$scratch/$step.log"
+  } | tee -a "$out/lane.log"
   printf '%s %s %s\n' "$step" "$status" "$(python3 -c "print(round($EPOCHREALTIME - $start, 1))")" >>"$scratch/steps"
-  [[ $status -eq 0 ]] || failed+=("$step")
+  return "$status"
 }
 
 summarise() {
@@ -181,19 +194,30 @@ for step in "$@"; do
     exit 2
   fi
 done
-failed=()
 export PYTHONPATH=$scratch/site PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
-rm -f "$out"/{lane,sanitizer}.log
-run install 120 "$out/lane.log"
+rm -f "$out"/lane.{log,json}
+failed=()
+declare -A together=()
+run install 120 || failed+=(install)
 for step in "$@"; do
   limit=${limits[${step%%[:=]*}]}
   [[ $step != *=* ]] || limit=${step#*=}
   step=${step%%=*}
   case $step in
-    *check) log=$out/sanitizer.log ;;
-    *) log=$out/lane.log ;;
+    suite | *check) together[$step]=$limit ;;
+    *) run "$step" "$limit" || failed+=("$step") ;;
   esac
-  run "$step" "$limit" "$log"
+done
+case ${!together[*]} in
+  *check*) run sanitizer_works 60 || failed+=(sanitizer_works) ;;
+esac
+declare -A running=()
+for step in "${!together[@]}"; do
+  run "$step" "${together[$step]}" &
+  running[$step]=$!
+done
+for step in "${!running[@]}"; do
+  wait "${running[$step]}" || failed+=("$step")
 done
 summarise || failed+=(summary)
 if [[ ${#failed[@]} -gt 0 ]]; then

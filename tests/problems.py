@@ -256,3 +256,71 @@ PROBLEMS += [
         (bc.RoiPoolBackwardPlan, "float16", {"accumulate": True}),
     )
 ]  # fmt: skip
+
+
+# Short rows, rows, a long row and columns: a kernel each.
+_SCANS: tuple[tuple[tuple[int, ...], int], ...] = (((5, 40), 1), ((3, 700), 1), ((1, 70_000), 1), ((300, 70), 0))
+
+PROBLEMS += [
+    Problem(
+        f"scan {kind} {dtype} {shape}",
+        bc.ScanPlan,
+        {"kind": kind, "shape": shape, "axis": axis, "dtype": dtype} | more,
+    )
+    for kind, dtype, more in (
+        ("cumsum", "float32", {}),
+        ("cumprod", "float64", {"reverse": True, "exclusive": True}),
+        ("cummax", "bfloat16", {"indices": True}),
+        ("logcumsumexp", "float16", {}),
+        ("linear_recurrence", "float32", {"has_h0": True}),
+        ("cumsum", "uint8", {}),
+    )
+    for shape, axis in _SCANS
+]
+PROBLEMS += [
+    Problem(
+        f"scan_backward {kind} {dtype} {shape}",
+        bc.ScanBackwardPlan,
+        {"kind": kind, "shape": shape, "axis": axis, "dtype": dtype} | more,
+    )
+    for kind, dtype, more in (
+        ("cumprod", "bfloat16", {}),
+        ("cummin", "float32", {"saved": "x"}),
+        ("logcumsumexp", "float32", {"reverse": True}),
+        ("linear_recurrence", "float64", {"has_h0": True}),
+    )
+    for shape, axis in _SCANS
+]
+
+_SEGMENT = {"num_inputs": 500, "embedding_dim": 12, "num_segments": 40}
+
+
+def _ids(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    """For 40 segments; some are outside."""
+    return rng.integers(-3, 45, shape).astype(dtype)
+
+
+def _offsets(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    """For 500 rows."""
+    return np.sort(rng.integers(0, 501, shape)).astype(dtype)
+
+
+PROBLEMS += [
+    Problem(
+        " ".join([plan.__name__.removesuffix("Plan"), dtype, *map(str, change.values())]),
+        plan,
+        {**_SEGMENT, "dtype": dtype, **change},
+        {"segment_ids": _ids, "offsets": _offsets, "arg": below(500)},
+    )
+    for plan, dtype, change in (
+        (bc.SegmentReducePlan, "float32", {"kind": "sum"}),
+        (bc.SegmentReducePlan, "float32", {"kind": "mean", "embedding_dim": 1, "index_dtype": "int32"}),
+        (bc.SegmentReducePlan, "bfloat16", {"kind": "max", "return_arg": True}),
+        (bc.SegmentReducePlan, "int8", {"kind": "prod", "ids": "offsets"}),
+        (bc.SegmentReduceBackwardPlan, "float32", {"kind": "max"}),
+        (bc.SegmentReduceBackwardPlan, "float16", {"kind": "min", "ties": "even"}),
+        (bc.SegmentReduceBackwardPlan, "float64", {"kind": "prod", "ids": "offsets"}),
+        (bc.SegmentReduceBackwardPlan, "float32", {"kind": "mean", "embedding_dim": 1}),
+        (bc.SegmentReduceBackwardPlan, "bfloat16", {"kind": "max", "saved": "arg", "ids": "offsets"}),
+    )
+]

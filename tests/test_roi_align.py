@@ -123,9 +123,8 @@ def check(
     expected = reference.roi_align_backward(dy, rois, x.shape, real, **rule)
     assert_close(backward(backend, dy, rois, x.shape, rule, **options), expected)
     before = rng.standard_normal(x.shape).astype(x.dtype)
-    sums = reference.Result(
-        expected.value + before.astype(np.float64), expected.magnitude + np.abs(before.astype(np.float64)), expected.roundings + 1
-    )
+    wide = before.astype(np.float64)
+    sums = reference.Result(expected.value + wide, expected.magnitude + np.abs(wide), expected.roundings + 1)
     assert_close(backward(backend, dy, rois, x.shape, rule, dx=before, **options), sums)
 
 

@@ -73,7 +73,7 @@ RoiTable roi_table(const RoiAlignProblem &problem, Workspace &space) {
 }
 
 template <class Kernel>
-void allow_shared(Kernel *kernel, size_t bytes) {
+void allow_roi_shared(Kernel *kernel, size_t bytes) {
   constexpr size_t kWithoutAsking = 32 * 1024;
   if (bytes > kWithoutAsking)
     check_cuda(cudaFuncSetAttribute(reinterpret_cast<const void *>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -108,7 +108,7 @@ void roi_align_cuda_of(const RoiAlignForward &call, Stream stream) {
   const Grid grid = {std::min(forward.tasks, kMostBlocks), kRoiThreads, shared};
   const auto kernel = lines ? (packs ? roi_align_lines<T, kVector> : roi_align_lines<T, 1>)
                             : (packs ? roi_align_rows<T, kVector> : roi_align_rows<T, 1>);
-  allow_shared(kernel, shared);
+  allow_roi_shared(kernel, shared);
   launch(kernel, grid, stream, forward);
 }
 
@@ -143,7 +143,7 @@ void roi_align_backward_cuda_of(const RoiAlignBackward &call, Stream stream) {
   tiles.gradient_at = shape.gradient_at;
   const size_t shared = 2 * size_t(shape.half_rois) * size_t(shape.bytes);
   const auto kernel = shape.staged ? roi_align_tiles<T, true> : roi_align_tiles<T, false>;
-  allow_shared(kernel, shared);
+  allow_roi_shared(kernel, shared);
   launch(kernel, {std::min(tiles.regions, kMostBlocks), kTileThreads, shared}, stream, tiles);
 }
 

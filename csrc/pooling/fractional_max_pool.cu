@@ -28,24 +28,24 @@ size_t real_size(DLDataType dtype) { return dtype == DTypeOf<double>::value ? si
 }  // namespace
 
 PoolRowsShape pool_rows_shape(const PoolProblem &problem, size_t real_size) {
-  constexpr size_t kMostShared = 16 * 1024;
+  constexpr int64_t kMostShared = 16 * 1024;
   PoolRowsShape shape;
   const int64_t fast = problem.axis[kFast].out;
-  const int64_t rows_of_plane = int64_t(problem.axis[kSlow].out) * problem.axis[kMiddle].out;
+  const int64_t plane_rows = int64_t(problem.axis[kSlow].out) * problem.axis[kMiddle].out;
   // Positions within a plane are 32-bit there.
   if (problem.out_plane() >= kNarrowLimit || problem.in_plane() >= kNarrowLimit) return shape;
+  const int64_t row_pairs = std::max<int64_t>(2, ceil_div(fast, 2));
   // What a block works out before it begins is worth many outputs; but there should be blocks for all.
   constexpr int64_t kWantedBlocks = int64_t(132) * kPoolBlocks * 2;
-  const int64_t total = problem.planes() * problem.out_plane();
-  int32_t most = 4096;
-  while (most > 1024 && total / most < kWantedBlocks) most /= 2;
-  for (int32_t outputs = most; outputs >= 256; outputs /= 2) {
-    const int64_t rows = (outputs + fast - 2) / fast + 1;
-    const int64_t planes = (rows + rows_of_plane - 2) / rows_of_plane + 1;
-    const size_t shared = size_t(rows) * (sizeof(PoolRow<float>) + sizeof(int32_t)) +
-                          size_t(planes) * (kPoolAxes * real_size + size_t(fast) * sizeof(int32_t));
+  const int64_t total = problem.planes() * plane_rows * row_pairs;
+  int64_t most = 1536;
+  while (most > 512 && total / most < kWantedBlocks) most /= 2;
+  for (int64_t rows = std::max<int64_t>(1, most / row_pairs); rows > 0; rows /= 2) {
+    const int64_t planes = (rows + plane_rows - 2) / plane_rows + 1;
+    const int64_t shared = rows * int64_t(sizeof(PoolRow<float>) + sizeof(int32_t)) +
+                           planes * (kPoolAxes * int64_t(real_size) + fast * int64_t(sizeof(int32_t)));
     if (shared > kMostShared) continue;
-    shape = {outputs, int32_t(rows), int32_t(planes), shared};
+    shape = {int32_t(rows), int32_t(planes), int32_t(row_pairs), size_t(shared)};
     break;
   }
   return shape;
@@ -190,7 +190,7 @@ void fractional_max_pool_backward_cuda(const PoolBackward &call, Stream stream) 
 }
 
 const char *fractional_max_pool_path(const PoolProblem &problem, DLDataType dtype) {
-  return pool_rows_shape(problem, real_size(dtype)).outputs > 0 ? "rows" : "any";
+  return pool_rows_shape(problem, real_size(dtype)).rows > 0 ? "rows" : "any";
 }
 
 const char *fractional_max_pool_backward_path(const PoolProblem &problem, DLDataType dtype) {

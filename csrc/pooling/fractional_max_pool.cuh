@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <bit>
+
 #include "pooling/fractional_max_pool.h"
 #include "runtime/launch.cuh"
 
 namespace baracuda {
 
 constexpr int kPoolThreads = 256;
-constexpr int kRowsVector = 2;  // outputs that are written at once
 constexpr int kPoolBlocks = 4;  // on a multiprocessor at least; registers follow from it
 
 // The bits of an element, so that values move unchanged and stay narrow until they are compared.
@@ -81,12 +82,41 @@ __device__ __forceinline__ void stream_out(PoolPack<T, kCount> *to, const PoolPa
   __stcs(reinterpret_cast<Word *>(to), bit_cast<Word>(pack));
 }
 
+// Quotients of numbers below 2^31 in two instructions. Those of larger numbers are not exact, but never
+// below the quotient. The divisor is at least 2.
+struct ShortDivider {
+  uint32_t divisor = 2;
+  uint32_t negated = 0u - 2u;
+  uint32_t multiplier = 1u << 31;
+  uint32_t shift = 0;
+
+  ShortDivider() = default;
+  explicit ShortDivider(uint32_t d) : divisor(d), negated(0u - d), shift(uint32_t(std::bit_width(d - 1)) - 1) {
+    multiplier = uint32_t(((uint64_t(1) << (32 + shift)) + d - 1) / d);
+  }
+  __device__ uint32_t divide(uint32_t n) const { return __umulhi(n, multiplier) >> shift; }
+  __device__ uint32_t rest(uint32_t n, uint32_t quotient) const { return n + quotient * negated; }
+};
+
+// Asks for what lies in [from, to) without waiting for it.
+__device__ __forceinline__ void prefetch_second_level(const void *from, const void *to) {
+#if __CUDA_ARCH__ >= 900
+  constexpr uintptr_t kWhole = 16;
+  constexpr uintptr_t kMost = 1 << 20;
+  const uintptr_t begin = (reinterpret_cast<uintptr_t>(from) + kWhole - 1) / kWhole * kWhole;
+  const uintptr_t end = reinterpret_cast<uintptr_t>(to) / kWhole * kWhole;
+  if (begin < end)
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(begin), "r"(uint32_t(min(end - begin, kMost)))
+                 : "memory");
+#endif
+}
+
 // ---------------------------------------------------------------------------------------------------
 // Forward, row-major outputs.
 //
-// A block takes consecutive outputs, whichever planes they lie in. It first works out where the
-// windows of its rows and columns start, so that an output costs one division by a constant and
-// two looks at shared memory besides its window.
+// A block takes consecutive rows of outputs, whichever planes they lie in. It first works out where the
+// windows of its rows and columns start, so that an output costs little more than two looks at shared memory
+// besides its window. A thread takes pairs of neighbours of a row that can be written at once.
 
 struct PoolRowsCall {
   PoolProblem problem;
@@ -94,20 +124,20 @@ struct PoolRowsCall {
   PoolView x;
   void *y;
   void *indices;
-  int64_t outputs;
-  int32_t block_outputs;
-  int32_t rows;    // at most this many in a block
-  int32_t planes;  // at most this many in a block
-  int32_t rows_of_plane;
-  bool aligned;  // outputs can be written several at once
-  Divider out_fast;
+  int64_t rows;        // of all planes
+  int32_t block_rows;  // of a block
+  int32_t planes;      // at most this many in a block
+  int32_t plane_rows;
+  int32_t row_pairs;
+  bool aligned;  // pairs can be written at once
+  bool dense;    // x has no gaps
+  bool wide;     // rows are counted in 64 bits
+  ShortDivider by_row_pairs;
+  Divider by_plane_rows;
+  Divider by_channels;
+  Divider by_middle_out;
+  Divider by_fast_out;
 };
-
-// Numbers that are not negative, in 32 bits where they fit.
-__device__ __forceinline__ int64_t short_quotient(int64_t dividend, int64_t divisor) {
-  if (uint64_t(dividend | divisor) <= 0xffffffffu) return uint32_t(dividend) / uint32_t(divisor);
-  return dividend / divisor;
-}
 
 // Where the windows of a row of outputs begin.
 template <class T>
@@ -117,59 +147,72 @@ struct alignas(16) PoolRow {
 };
 
 template <class T, class Index, int kSlowWindow, int kMiddleWindow, int kFastWindow, bool kUnit, int kUnroll,
-          int kVector, int kBlocks>
-__global__ void __launch_bounds__(kPoolThreads, kBlocks) pool_rows(const __grid_constant__ PoolRowsCall call) {
-  static_assert(kUnroll % kVector == 0);
+          int kThreads, int kBlocks>
+__global__ void __launch_bounds__(kThreads, kBlocks) pool_rows(const __grid_constant__ PoolRowsCall call) {
   using Real = typename PoolReal<T>::type;
   extern __shared__ __align__(16) char shared[];
   const PoolAxis &slow = call.problem.axis[kSlow];
   const PoolAxis &middle = call.problem.axis[kMiddle];
   const PoolAxis &fast = call.problem.axis[kFast];
   PoolRow<T> *const row_of = reinterpret_cast<PoolRow<T> *>(shared);
-  Real *const samples = reinterpret_cast<Real *>(row_of + call.rows);
+  Real *const samples = reinterpret_cast<Real *>(row_of + call.block_rows);
   int32_t *const row_starts = reinterpret_cast<int32_t *>(samples + call.planes * kPoolAxes);
-  int32_t *const fast_start = row_starts + call.rows;
+  int32_t *const fast_start = row_starts + call.block_rows;
 
-  const int64_t first = int64_t(blockIdx.x) * call.block_outputs;
-  const int32_t count = int32_t(min(int64_t(call.block_outputs), call.outputs - first));
-  const int64_t first_row = short_quotient(first, fast.out);
-  const int32_t lead = int32_t(first - first_row * fast.out);
-  const int32_t rows = (lead + count - 1) / fast.out + 1;
-  const int64_t first_plane = short_quotient(first_row, call.rows_of_plane);
-  const int32_t row_of_plane = int32_t(first_row - first_plane * call.rows_of_plane);
-  const int32_t planes = (row_of_plane + rows - 1) / call.rows_of_plane + 1;
+  const int64_t first_row = int64_t(blockIdx.x) * call.block_rows;
+  const int32_t rows = int32_t(min(int64_t(call.block_rows), call.rows - first_row));
+  const int64_t first_plane =
+      call.wide ? first_row / call.plane_rows : int64_t(call.by_plane_rows.divide(uint32_t(first_row)));
+  const int32_t row_of_plane = int32_t(first_row - first_plane * call.plane_rows);
+  const int32_t planes = int32_t(call.by_plane_rows.divide(uint32_t(row_of_plane + rows - 1))) + 1;
+  const auto batch_of = [&](int64_t plane) {
+    return call.wide ? plane / call.problem.channels : int64_t(call.by_channels.divide(uint32_t(plane)));
+  };
 
-  for (int32_t p = threadIdx.x; p < planes; p += kPoolThreads) {
+  // What the block reads, whatever the samples are, is on its way to the second-level cache meanwhile.
+  if (call.dense && threadIdx.x == kThreads - 1) {
+    const auto slice_of = [&](int32_t row) { return int32_t(call.by_middle_out.divide(uint32_t(row))); };
+    const int32_t last_row = row_of_plane + rows - 1 - (planes - 1) * call.plane_rows;
+    const int64_t slice_cells = int64_t(middle.in) * fast.in;
+    const T *const from = static_cast<const T *>(call.x.data) + first_plane * call.problem.in_plane();
+    prefetch_second_level(
+        from + slow.earliest(slice_of(row_of_plane)) * slice_cells,
+        from + (planes - 1) * call.problem.in_plane() + (slow.latest(slice_of(last_row)) + slow.window) * slice_cells);
+  }
+  for (int32_t p = threadIdx.x; p < planes; p += kThreads) {
     const int64_t plane = first_plane + p;
-    const int64_t n = short_quotient(plane, call.problem.channels);
+    const int64_t n = batch_of(plane);
     Real u[kPoolAxes];
     plane_samples(call.samples, call.problem, n, plane - n * call.problem.channels, u);
 #pragma unroll
     for (int axis = 0; axis < kPoolAxes; ++axis) samples[p * kPoolAxes + axis] = u[axis];
   }
   __syncthreads();
-  for (int32_t r = threadIdx.x; r < rows; r += kPoolThreads) {
-    const int32_t p = (row_of_plane + r) / call.rows_of_plane;
-    const int32_t row = row_of_plane + r - p * call.rows_of_plane;
-    const int32_t i = row / middle.out;
+  for (int32_t r = threadIdx.x; r < rows; r += kThreads) {
+    const int32_t p = int32_t(call.by_plane_rows.divide(uint32_t(row_of_plane + r)));
+    const int32_t row = row_of_plane + r - p * call.plane_rows;
+    const int32_t i = int32_t(call.by_middle_out.divide(uint32_t(row)));
     const int32_t s = window_start(slow, call.problem.placement, i, samples[p * kPoolAxes + kSlow]);
     const int32_t m =
         window_start(middle, call.problem.placement, row - i * middle.out, samples[p * kPoolAxes + kMiddle]);
     const int64_t plane = first_plane + p;
-    const int64_t n = short_quotient(plane, call.problem.channels);
+    const int64_t n = batch_of(plane);
     row_of[r] = {
         static_cast<const T *>(call.x.data) + call.x.plane(n, plane - n * call.problem.channels) + call.x.cell(s, m, 0),
         call.problem.index_origin(plane) + (int64_t(s) * middle.in + m) * fast.in};
     row_starts[r] = p * fast.out;
   }
-  for (int32_t t = threadIdx.x; t < planes * fast.out; t += kPoolThreads) {
-    const int32_t p = t / fast.out;
+  for (int32_t t = threadIdx.x; t < planes * fast.out; t += kThreads) {
+    const int32_t p = int32_t(call.by_fast_out.divide(uint32_t(t)));
     fast_start[t] = window_start(fast, call.problem.placement, t - p * fast.out, samples[p * kPoolAxes + kFast]);
   }
   __syncthreads();
 
-  T *const y = static_cast<T *>(call.y) + first;
-  Index *const indices = call.indices ? static_cast<Index *>(call.indices) + first : nullptr;
+  const int64_t first = first_row * fast.out;
+  T *y = static_cast<T *>(call.y) + first;
+  Index *indices = call.indices ? static_cast<Index *>(call.indices) + first : nullptr;
+  asm volatile("" : "+l"(y), "+l"(indices));  // kept, not worked out again and again
+  const uint32_t odd = uint32_t(first) & 1u;
   const bool last_nan = call.problem.placement == Placement::torch;
   const int64_t slow_step = call.x.axis[kSlow];
   const int64_t middle_step = call.x.axis[kMiddle];
@@ -178,124 +221,109 @@ __global__ void __launch_bounds__(kPoolThreads, kBlocks) pool_rows(const __grid_
   const int32_t row_cells = fast.in;
   const int32_t slice_cells = middle.in * fast.in;
   constexpr bool kFixed = kSlowWindow > 0;
-  constexpr int kCells = kFixed ? kSlowWindow * kMiddleWindow * kFastWindow : 1;
-  // Unused without a fixed window, but divided by all the same.
-  constexpr int kLine = kFixed ? kFastWindow : 1;
-  constexpr int kLines = kFixed ? kMiddleWindow : 1;
-  const auto offset_of = [&](int cell) {
-    return cell / (kLines * kLine) * slice_cells + cell / kLine % kLines * row_cells + cell % kLine;
-  };
-
-  // Of a round's outputs, a thread takes kUnroll / kVector times kVector that lie side by side.
-  const auto place_of = [&](int32_t round, int e) {
-    return round + ((e / kVector) * kPoolThreads + int32_t(threadIdx.x)) * kVector + e % kVector;
-  };
+  constexpr int kLines = kSlowWindow * kMiddleWindow;
+  constexpr int kCells = kLines * kFastWindow;
+  const int32_t pairs = rows * call.row_pairs;
 #pragma unroll 1
-  for (int32_t round = 0; round < count; round += kPoolThreads * kUnroll) {
-    BitsOf<T> cells[kUnroll][kCells];
+  for (int32_t round = threadIdx.x; round < pairs; round += kThreads * (kUnroll / 2)) {
+    // A pair's first output in its row, -1 where only the second is of the row, and in the block.
+    int32_t columns[kUnroll / 2];
+    int32_t at[kUnroll / 2];
+    const T *from[kUnroll];
     int64_t index[kUnroll];
-    BitsOf<T> best[kUnroll];
-    // All loads come before the first comparison, so that they are in flight together.
 #pragma unroll
     for (int e = 0; e < kUnroll; ++e) {
-      const int32_t t = lead + min(place_of(round, e), count - 1);
-      const int32_t r = int32_t(call.out_fast.divide(uint32_t(t)));
-      const int32_t f = fast_start[row_starts[r] + (t - r * fast.out)];
+      const uint32_t t = uint32_t(min(round + e / 2 * kThreads, pairs - 1));
+      const uint32_t r = call.by_row_pairs.divide(t);
+      const uint32_t flat = r * uint32_t(fast.out);
+      const int32_t column = int32_t(2 * call.by_row_pairs.rest(t, r) - ((flat + odd) & 1u));
+      columns[e / 2] = column;
+      at[e / 2] = int32_t(flat) + column;
+      // Of two that aren't both in the row, the other takes some window of the row, too.
+      const int32_t f = fast_start[row_starts[r] + int32_t(min(uint32_t(column + e % 2), uint32_t(fast.out - 1)))];
       const PoolRow<T> row = row_of[r];
-      const T *const from = row.from + f * fast_step;
-      index[e] = row.index + f;
-      if constexpr (kFixed) {
-#pragma unroll
-        for (int s = 0; s < kSlowWindow; ++s)
-#pragma unroll
-          for (int m = 0; m < kMiddleWindow; ++m)
-#pragma unroll
-            for (int w = 0; w < kFastWindow; ++w)
-              cells[e][(s * kMiddleWindow + m) * kFastWindow + w] =
-                  load_bits(from + (s * slow_step + m * middle_step) + w * fast_step);
-      } else {
-        best[e] = load_bits(from);
-        Real highest = real_of<T>(best[e]);
-        int64_t place = 0;
-        for (int32_t s = 0; s < slow.window; ++s) {
-          for (int32_t m = 0; m < middle.window; ++m) {
-            const T *const line = from + (s * slow_step + m * middle_step);
-            const int64_t line_place = int64_t(s) * slice_cells + int64_t(m) * row_cells;
-#pragma unroll 4
-            for (int32_t w = 0; w < fast.window; ++w) {
-              const BitsOf<T> bits = load_bits(line + w * fast_step);
-              const Real value = real_of<T>(bits);
-              if (beats(value, highest, last_nan)) {
-                best[e] = bits;
-                highest = value;
-                place = line_place + w;
-              }
-            }
-          }
-        }
-        index[e] += place;
-      }
+      from[e] = row.from + f * fast_step;
+      index[e] = row.index + uint32_t(f);
     }
+    BitsOf<T> best[kUnroll];
+    uint32_t offset[kUnroll];  // of the maximum from the window's first cell
+    bool any_nan = false;
     if constexpr (kFixed) {
-      bool any_nan = false;
+      // All loads come before the first comparison, so that they are in flight together.
+      BitsOf<T> cells[kUnroll][kCells];
+#pragma unroll
+      for (int e = 0; e < kUnroll; ++e)
+#pragma unroll
+        for (int line = 0; line < kLines; ++line)
+#pragma unroll
+          for (int w = 0; w < kFastWindow; ++w)
+            cells[e][line * kFastWindow + w] = load_bits(
+                from[e] + (line / kMiddleWindow * slow_step + line % kMiddleWindow * middle_step) + w * fast_step);
 #pragma unroll
       for (int e = 0; e < kUnroll; ++e) {
+        Real highest = real_of<T>(cells[e][0]);
+        offset[e] = 0;
         // One comparison looks at two numbers.
 #pragma unroll
         for (int cell = 0; cell < kCells; cell += 2)
           any_nan |= unordered(real_of<T>(cells[e][cell]), real_of<T>(cells[e][min(cell + 1, kCells - 1)]));
-      }
-      if (!any_nan) {
 #pragma unroll
-        for (int e = 0; e < kUnroll; ++e) {
-          Real highest = real_of<T>(cells[e][0]);
-          int32_t offset = 0;
-#pragma unroll
-          for (int cell = 1; cell < kCells; ++cell) {
-            const Real value = real_of<T>(cells[e][cell]);
-            const bool higher = value > highest;
-            highest = higher ? value : highest;
-            offset = higher ? offset_of(cell) : offset;
-          }
-          // It is one of the cells, so nothing is rounded.
-          best[e] = bit_cast<BitsOf<T>>(T(highest));
-          index[e] += offset;
+        for (int cell = 1; cell < kCells; ++cell) {
+          const int line = cell / kFastWindow;
+          const Real value = real_of<T>(cells[e][cell]);
+          const bool higher = value > highest;
+          highest = higher ? value : highest;
+          offset[e] =
+              higher
+                  ? uint32_t(line / kMiddleWindow * slice_cells + line % kMiddleWindow * row_cells + cell % kFastWindow)
+                  : offset[e];
         }
-      } else {
+        // It is one of the cells, so nothing is rounded.
+        best[e] = bit_cast<BitsOf<T>>(T(highest));
+      }
+    }
+    if (!kFixed || any_nan) {
 #pragma unroll
-        for (int e = 0; e < kUnroll; ++e) {
-          best[e] = cells[e][0];
-          int32_t offset = 0;
-#pragma unroll
-          for (int cell = 1; cell < kCells; ++cell) {
-            if (!beats(real_of<T>(cells[e][cell]), real_of<T>(best[e]), last_nan)) continue;
-            best[e] = cells[e][cell];
-            offset = offset_of(cell);
+      for (int e = 0; e < kUnroll; ++e) {
+        best[e] = load_bits(from[e]);
+        Real highest = real_of<T>(best[e]);
+        offset[e] = 0;
+#pragma unroll 1
+        for (int32_t s = 0; s < slow.window; ++s) {
+#pragma unroll 1
+          for (int32_t m = 0; m < middle.window; ++m) {
+            const T *const line = from[e] + (s * slow_step + m * middle_step);
+            const uint32_t line_offset = uint32_t(s * slice_cells + m * row_cells);
+#pragma unroll kFixed ? 1 : 4
+            for (int32_t w = 0; w < fast.window; ++w) {
+              const BitsOf<T> bits = load_bits(line + w * fast_step);
+              const Real value = real_of<T>(bits);
+              if (!beats(value, highest, last_nan)) continue;
+              best[e] = bits;
+              highest = value;
+              offset[e] = line_offset + uint32_t(w);
+            }
           }
-          index[e] += offset;
         }
       }
     }
 #pragma unroll
-    for (int e = 0; e < kUnroll; e += kVector) {
-      const int32_t t = place_of(round, e);
-      if (kVector > 1 && call.aligned && t + kVector <= count) {
-        PoolPack<BitsOf<T>, kVector> values;
-        PoolPack<Index, kVector> names;
-#pragma unroll
-        for (int v = 0; v < kVector; ++v) {
-          values.value[v] = best[e + v];
-          names.value[v] = Index(index[e + v]);
-        }
-        stream_out(reinterpret_cast<PoolPack<BitsOf<T>, kVector> *>(y + t), values);
-        if (indices) stream_out(reinterpret_cast<PoolPack<Index, kVector> *>(indices + t), names);
+    for (int e = 0; e < kUnroll; e += 2) {
+      if (round + e / 2 * kThreads >= pairs) break;
+      const int32_t column = columns[e / 2];
+      const int32_t t = at[e / 2];
+      if (call.aligned && column >= 0 && column + 1 < fast.out) {
+        const PoolPack<BitsOf<T>, 2> values = {best[e], best[e + 1]};
+        const PoolPack<Index, 2> names = {Index(index[e] + offset[e]), Index(index[e + 1] + offset[e + 1])};
+        stream_out(reinterpret_cast<PoolPack<BitsOf<T>, 2> *>(y + t), values);
+        if (indices) stream_out(reinterpret_cast<PoolPack<Index, 2> *>(indices + t), names);
         continue;
       }
 #pragma unroll
-      for (int v = 0; v < kVector; ++v) {
-        if (t + v >= count) break;
+      for (int v = 0; v < 2; ++v) {
+        if (uint32_t(column + v) >= uint32_t(fast.out)) continue;
         stream_out(y + (t + v), best[e + v]);
-        if (indices) __stcs(indices + (t + v), Index(index[e + v]));
+        if (indices) __stcs(indices + (t + v), Index(index[e + v] + offset[e + v]));
       }
     }
   }

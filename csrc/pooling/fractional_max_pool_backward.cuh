@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <bit>
-
 #include "pooling/fractional_max_pool.cuh"
 
 namespace baracuda {
@@ -36,21 +34,11 @@ constexpr TileTuning tile_tuning(bool flat, bool unit, bool chunked, bool wide) 
   return {unit && !chunked ? 3 : 2, wide ? 3 : 4};
 }
 
-// Quotients of numbers below 2^31 in two instructions. Those of larger numbers are not exact, but never
-// below the quotient. The divisor is at least 2.
-struct ShortDivider {
-  uint32_t divisor = 2;
-  uint32_t negated = 0u - 2u;
-  uint32_t multiplier = 1u << 31;
-  uint32_t shift = 0;
-
-  ShortDivider() = default;
-  explicit ShortDivider(uint32_t d) : divisor(d), negated(0u - d), shift(uint32_t(std::bit_width(d - 1)) - 1) {
-    multiplier = uint32_t(((uint64_t(1) << (32 + shift)) + d - 1) / d);
-  }
-  __device__ uint32_t divide(uint32_t n) const { return __umulhi(n, multiplier) >> shift; }
-  __device__ uint32_t rest(uint32_t n, uint32_t quotient) const { return n + quotient * negated; }
-};
+// Numbers that are not negative, in 32 bits where they fit.
+__device__ __forceinline__ int64_t short_quotient(int64_t dividend, int64_t divisor) {
+  if (uint64_t(dividend | divisor) <= 0xffffffffu) return uint32_t(dividend) / uint32_t(divisor);
+  return dividend / divisor;
+}
 
 struct PoolTilesCall {
   PoolProblem problem;

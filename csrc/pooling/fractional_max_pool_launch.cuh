@@ -6,11 +6,11 @@
 
 namespace baracuda {
 
-// The outputs of a block of pool_rows, and its shared memory; 0 outputs where the rows are too long for it.
+// The rows of a block of pool_rows, and its shared memory; 0 rows where they are too long for it.
 struct PoolRowsShape {
-  int32_t outputs = 0;
   int32_t rows = 0;
   int32_t planes = 0;
+  int32_t row_pairs = 0;
   size_t shared = 0;
 };
 PoolRowsShape pool_rows_shape(const PoolProblem &problem, size_t real_size);
@@ -63,31 +63,39 @@ void launch_pool_rows(const PoolForward &call, const PoolRowsShape &shape, Strea
   rows.x = call.x;
   rows.y = call.y.data;
   rows.indices = call.indices.data;
-  rows.outputs = problem.planes() * problem.out_plane();
-  rows.block_outputs = shape.outputs;
-  rows.rows = shape.rows;
+  rows.plane_rows = problem.axis[kSlow].out * problem.axis[kMiddle].out;
+  rows.rows = problem.planes() * rows.plane_rows;
+  rows.block_rows = shape.rows;
   rows.planes = shape.planes;
-  rows.rows_of_plane = problem.axis[kSlow].out * problem.axis[kMiddle].out;
-  rows.out_fast = Divider(uint32_t(problem.axis[kFast].out));
-  rows.aligned = reinterpret_cast<uintptr_t>(call.y.data) % (kRowsVector * sizeof(T)) == 0 &&
-                 reinterpret_cast<uintptr_t>(call.indices.data) % (kRowsVector * sizeof(Index)) == 0;
-  const Grid grid = {ceil_div(rows.outputs, shape.outputs), kPoolThreads, shape.shared};
+  rows.row_pairs = shape.row_pairs;
+  rows.aligned = reinterpret_cast<uintptr_t>(call.y.data) % (2 * sizeof(T)) == 0 &&
+                 reinterpret_cast<uintptr_t>(call.indices.data) % (2 * sizeof(Index)) == 0;
+  rows.dense = pool_row_major(problem, call.x, true);
+  rows.wide = rows.rows >= int64_t(1) << 32;
+  rows.by_row_pairs = ShortDivider(uint32_t(shape.row_pairs));
+  rows.by_plane_rows = Divider(uint32_t(rows.plane_rows));
+  rows.by_channels = Divider(uint32_t(problem.channels));
+  rows.by_middle_out = Divider(uint32_t(problem.axis[kMiddle].out));
+  rows.by_fast_out = Divider(uint32_t(problem.axis[kFast].out));
   const auto windows = [&](int32_t slow, int32_t middle, int32_t fast) {
     return problem.axis[kSlow].window == slow && problem.axis[kMiddle].window == middle &&
            problem.axis[kFast].window == fast;
   };
   const bool unit = call.x.axis[kFast] == 1 || problem.axis[kFast].in == 1;
+  const Grid grid = {ceil_div(rows.rows, shape.rows), kPoolThreads, shape.shared};
   if (unit && windows(2, 1, 2)) {
-    launch(pool_rows<T, Index, 2, 1, 2, true, 4, kRowsVector, kPoolBlocks>, grid, stream, rows);
+    launch(pool_rows<T, Index, 2, 1, 2, true, 4, kPoolThreads, kPoolBlocks>, grid, stream, rows);
   } else if (unit && windows(3, 1, 3)) {
-    launch(pool_rows<T, Index, 3, 1, 3, true, 2, kRowsVector, kPoolBlocks>, grid, stream, rows);
+    launch(pool_rows<T, Index, 3, 1, 3, true, 2, kPoolThreads, kPoolBlocks>, grid, stream, rows);
   } else if (unit && windows(2, 2, 2)) {
-    // Measured: 16-bit cells want more warps, wider ones more loads of a warp.
-    constexpr int kUnroll = sizeof(T) == 2 ? 2 : 4;
+    // Measured: 16-bit cells want more warps, wider ones more loads of a warp; the widest have no room for them.
+    constexpr int kUnroll = sizeof(T) == 4 ? 4 : 2;
     constexpr int kBlocks = sizeof(T) == 2 ? 5 : kPoolBlocks;
-    launch(pool_rows<T, Index, 2, 2, 2, true, kUnroll, kRowsVector, kBlocks>, grid, stream, rows);
+    launch(pool_rows<T, Index, 2, 2, 2, true, kUnroll, kPoolThreads, kBlocks>, grid, stream, rows);
+  } else if (unit && windows(3, 3, 3)) {
+    launch(pool_rows<T, Index, 3, 3, 3, true, 2, kPoolThreads, 3>, grid, stream, rows);
   } else {
-    launch(pool_rows<T, Index, 0, 0, 0, false, 1, 1, kPoolBlocks>, grid, stream, rows);
+    launch(pool_rows<T, Index, 0, 0, 0, false, 2, kPoolThreads, kPoolBlocks>, grid, stream, rows);
   }
 }
 
@@ -125,7 +133,7 @@ void launch_pool(const PoolForward &call, Stream stream) {
   const PoolProblem &problem = call.problem;
   if (pool_row_major(problem, call.y, false) && (!call.indices.data || pool_row_major(problem, call.indices, false))) {
     const PoolRowsShape shape = pool_rows_shape(problem, sizeof(Real));
-    if (shape.outputs > 0) {
+    if (shape.rows > 0) {
       launch_pool_rows<T, Index>(call, shape, stream);
       return;
     }

@@ -9,6 +9,8 @@
 #include "operators.h"  // IWYU pragma: export
 #include "plan.h"       // IWYU pragma: export
 #include "pooling.h"    // IWYU pragma: export
+#include "scan.h"       // IWYU pragma: export
+#include "segment.h"    // IWYU pragma: export
 #include "status.h"     // IWYU pragma: export
 
 #endif

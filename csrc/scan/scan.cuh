@@ -1,0 +1,755 @@
+// SPDX-License-Identifier: Apache-2.0
+// The CUDA kernels of the scans: templates on the operator. Bits follow from the operator, the
+// shape and the choice of kernel alone: elements are cut into tiles by their place in scan order
+// and folded in a fixed order, whatever the addresses.
+#pragma once
+
+#include "runtime/launch.cuh"
+#include "scan/scan.h"
+
+namespace baracuda::scan {
+
+constexpr int kWarp = 32;
+constexpr uint32_t kAll = 0xffffffffu;
+
+// How a row's elements are reached.
+enum Access : int {
+  kForward = 0,   // consecutive, sixteen bytes at a time
+  kBackward = 1,  // consecutive from the far end, sixteen bytes at a time
+  kStrided = 2,   // one by one
+};
+
+template <int k, class L>
+struct At;
+template <int k, class T, class... Rest>
+struct At<k, List<T, Rest...>> : At<k - 1, List<Rest...>> {};
+template <class T, class... Rest>
+struct At<0, List<T, Rest...>> {
+  using type = T;
+};
+template <int k, class L>
+using at = typename At<k, L>::type;
+
+// Calls body(integral_constant<int, 0>{}), ... for each position of the list.
+template <int kCount, class Body, int k = 0>
+__device__ __forceinline__ void for_each(Body &&body) {
+  if constexpr (k < kCount) {
+    body(std::integral_constant<int, k>{});
+    for_each<kCount, Body, k + 1>(static_cast<Body &&>(body));
+  }
+}
+
+template <class L>
+struct Bytes;
+template <class... T>
+struct Bytes<List<T...>> {
+  static constexpr int sum = (int(sizeof(T)) + ...);
+  static constexpr int widest() {
+    int best = 0;
+    for (int size : {int(sizeof(T))...}) best = size > best ? size : best;
+    return best;
+  }
+};
+
+// An operand's place in a Geometry.
+template <class Op>
+struct Layout {
+  static constexpr int kInputs = Op::Inputs::size;
+  static constexpr int kOutputs = Op::Outputs::size;
+  static constexpr int kLines = kInputs + kOutputs;
+  static constexpr int kInitialSlot = kLines;
+  static constexpr int kFinalSlot = kLines + 1;
+};
+
+// Where a row begins, in elements, in `kCount` operands from `first` on.
+template <int kCount>
+__device__ __forceinline__ void row_offsets(const Geometry &g, int64_t row, int first, int64_t (&offset)[kCount]) {
+#pragma unroll
+  for (int k = 0; k < kCount; ++k) offset[k] = 0;
+#pragma unroll 1
+  for (int axis = g.rank - 1; axis > 0; --axis) {
+    const int64_t extent = g.extent[axis];
+    // A division of 64-bit numbers is many instructions.
+    const bool small = (row | extent) >> 32 == 0;
+    const int64_t quotient = small ? int64_t(uint32_t(row) / uint32_t(extent)) : row / extent;
+    const int64_t place = row - quotient * extent;
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) offset[k] += place * g.stride[first + k][axis];
+    row = quotient;
+  }
+  if (g.rank > 0) {
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) offset[k] += row * g.stride[first + k][0];
+  }
+}
+
+template <class T>
+__device__ __forceinline__ T *row_start(const Geometry &g, int operand, int64_t row) {
+  int64_t offset[1];
+  row_offsets(g, row, operand, offset);
+  return reinterpret_cast<T *>(g.data[operand]) + offset[0];
+}
+
+// Maps and values move between lanes and blocks as 32-bit words.
+template <class V>
+struct Words {
+  static constexpr int count = int((sizeof(V) + 3) / 4);
+  uint32_t word[count];
+};
+template <class V>
+__device__ __forceinline__ Words<V> to_words(const V &value) {
+  Words<V> words;
+  static_assert(sizeof(V) % 4 == 0);
+  memcpy(words.word, &value, sizeof value);
+  return words;
+}
+template <class V>
+__device__ __forceinline__ V from_words(const Words<V> &words) {
+  V value;
+  memcpy(&value, words.word, sizeof value);
+  return value;
+}
+template <class V>
+__device__ __forceinline__ V shuffle_up(const V &value, int distance) {
+  Words<V> words = to_words(value);
+#pragma unroll
+  for (int i = 0; i < Words<V>::count; ++i) words.word[i] = __shfl_up_sync(kAll, words.word[i], distance);
+  return from_words<V>(words);
+}
+template <class V>
+__device__ __forceinline__ V shuffle_down(const V &value, int distance) {
+  Words<V> words = to_words(value);
+#pragma unroll
+  for (int i = 0; i < Words<V>::count; ++i) words.word[i] = __shfl_down_sync(kAll, words.word[i], distance);
+  return from_words<V>(words);
+}
+template <class V>
+__device__ __forceinline__ V shuffle(const V &value, int lane) {
+  Words<V> words = to_words(value);
+#pragma unroll
+  for (int i = 0; i < Words<V>::count; ++i) words.word[i] = __shfl_sync(kAll, words.word[i], lane);
+  return from_words<V>(words);
+}
+
+// Inclusive scan over groups of `width` lanes, at most kMostLanes.
+template <int kMostLanes = kWarp, class Op>
+__device__ __forceinline__ typename Op::Map warp_scan(const Op &op, typename Op::Map map, int lane, int width = kWarp) {
+#pragma unroll
+  for (int distance = 1; distance < kMostLanes; distance *= 2) {
+    // Without a branch, which would cost more than combining with nothing.
+    typename Op::Map left = shuffle_up(map, distance);
+    if ((lane & (width - 1)) < distance) left = op.identity();
+    map = op.combine(left, map);
+  }
+  return map;
+}
+template <class Op>
+__device__ __forceinline__ typename Op::Map exclusive_of(const Op &op, const typename Op::Map &inclusive, int lane,
+                                                         int width = kWarp) {
+  const typename Op::Map left = shuffle_up(inclusive, 1);
+  return (lane & (width - 1)) == 0 ? op.identity() : left;
+}
+
+// ---- Elements as they lie in registers --------------------------------------------------------
+
+template <int kBytes>
+struct UnsignedOf;
+template <>
+struct UnsignedOf<1> {
+  using type = uint8_t;
+};
+template <>
+struct UnsignedOf<2> {
+  using type = uint16_t;
+};
+template <>
+struct UnsignedOf<4> {
+  using type = uint32_t;
+};
+template <>
+struct UnsignedOf<8> {
+  using type = uint2;
+};
+template <>
+struct UnsignedOf<16> {
+  using type = uint4;
+};
+template <int kBytes>
+using Unsigned = typename UnsignedOf<kBytes>::type;
+
+// kCount stored elements, packed: narrow ones are taken apart where they are used and not before,
+// so that they take few registers meanwhile.
+template <class T, int kCount>
+struct Packed {
+  static constexpr int kSize = int(sizeof(T));
+  static constexpr int kBytes = kSize * kCount;
+  static constexpr int kWords = (kBytes + 3) / 4;
+  uint32_t word[kWords];
+
+  __device__ __forceinline__ T get(int i) const {
+    T value;
+    if constexpr (kSize == 8) {
+      const uint2 pair = {word[2 * i], word[2 * i + 1]};
+      memcpy(&value, &pair, 8);
+    } else if constexpr (kSize == 4) {
+      memcpy(&value, &word[i], 4);
+    } else {
+      const Unsigned<kSize> bits = Unsigned<kSize>(word[i * kSize / 4] >> (i * kSize % 4 * 8));
+      memcpy(&value, &bits, kSize);
+    }
+    return value;
+  }
+  template <class A>
+  __device__ __forceinline__ A widened(int i) const {
+    if constexpr (std::is_same_v<T, bfloat16>) {
+      return A(__uint_as_float(i % 2 ? word[i / 2] & 0xffff0000u : word[i / 2] << 16));
+    } else {
+      return widen<A>(get(i));
+    }
+  }
+  __device__ __forceinline__ void fill(T value) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) put(i, value);
+  }
+  // In ascending order.
+  __device__ __forceinline__ void put(int i, T value) {
+    if constexpr (kSize == 8) {
+      uint2 pair;
+      memcpy(&pair, &value, 8);
+      word[2 * i] = pair.x;
+      word[2 * i + 1] = pair.y;
+    } else if constexpr (kSize == 4) {
+      memcpy(&word[i], &value, 4);
+    } else {
+      Unsigned<kSize> bits;
+      memcpy(&bits, &value, kSize);
+      const int shift = i * kSize % 4 * 8;
+      uint32_t &to = word[i * kSize / 4];
+      to = shift == 0 ? uint32_t(bits) : to | uint32_t(bits) << shift;
+    }
+  }
+  __device__ __forceinline__ void replace(int i, T value) {
+    if constexpr (kSize < 4) {
+      const uint32_t mask = kSize == 1 ? 0xff : 0xffff;
+      const int shift = i * kSize % 4 * 8;
+      Unsigned<kSize> bits;
+      memcpy(&bits, &value, kSize);
+      uint32_t &to = word[i * kSize / 4];
+      to = (to & ~(mask << shift)) | uint32_t(bits) << shift;
+    } else {
+      put(i, value);
+    }
+  }
+  // The elements in the opposite order.
+  __device__ __forceinline__ Packed turned() const {
+    Packed other;
+    if constexpr (kBytes % 4 != 0) {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) other.put(i, get(kCount - 1 - i));
+    } else {
+      constexpr int kStep = kSize == 8 ? 2 : 1;
+#pragma unroll
+      for (int i = 0; i < kWords; ++i) {
+        const int from = (kWords / kStep - 1 - i / kStep) * kStep + i % kStep;
+        const uint32_t mirror = kSize == 1 ? 0x0123 : kSize == 2 ? 0x1032 : 0x3210;
+        other.word[i] = kSize >= 4 ? word[from] : __byte_perm(word[from], 0, mirror);
+      }
+    }
+    return other;
+  }
+  __device__ __forceinline__ void turn_if(bool turn) {
+    const Packed other = turned();
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) word[i] = turn ? other.word[i] : word[i];
+  }
+  // Keeps the compiler from holding on to what it took apart earlier.
+  __device__ __forceinline__ void forget() {
+    if constexpr (kSize < 4) {
+#pragma unroll
+      for (int i = 0; i < kWords; ++i) asm volatile("" : "+r"(word[i]));
+    }
+  }
+
+  // Memory is read and written in pieces of sixteen bytes, or one shorter piece.
+  static constexpr int kPieceBytes = kBytes < 16 ? kBytes : 16;
+  static constexpr int kPieces = kBytes / kPieceBytes;
+  static constexpr int kPieceItems = kCount / kPieces;
+  __device__ __forceinline__ void load_piece(int piece, const void *from) {
+    const auto wide = *reinterpret_cast<const Unsigned<kPieceBytes> *>(from);
+    if constexpr (kPieceBytes < 4) {
+      word[0] = wide;
+    } else {
+      memcpy(word + piece * (kPieceBytes / 4), &wide, kPieceBytes);
+    }
+  }
+  __device__ __forceinline__ void store_piece(int piece, void *to) const {
+    Unsigned<kPieceBytes> wide;
+    if constexpr (kPieceBytes < 4) {
+      wide = Unsigned<kPieceBytes>(word[0]);
+    } else {
+      memcpy(&wide, word + piece * (kPieceBytes / 4), kPieceBytes);
+    }
+    *reinterpret_cast<Unsigned<kPieceBytes> *>(to) = wide;
+  }
+  __device__ __forceinline__ void load(const void *from) {
+#pragma unroll
+    for (int p = 0; p < kPieces; ++p) load_piece(p, reinterpret_cast<const std::byte *>(from) + p * kPieceBytes);
+  }
+  __device__ __forceinline__ void store(void *to) const {
+#pragma unroll
+    for (int p = 0; p < kPieces; ++p) store_piece(p, reinterpret_cast<std::byte *>(to) + p * kPieceBytes);
+  }
+};
+
+// kCount elements of each type of a list.
+template <class L, int kCount>
+struct Held;
+template <int kCount>
+struct Held<List<>, kCount> {
+  static constexpr int kWords = 0;
+};
+template <class T, class... Rest, int kCount>
+struct Held<List<T, Rest...>, kCount> {
+  static constexpr int kWords = Packed<T, kCount>::kWords + Held<List<Rest...>, kCount>::kWords;
+  Packed<T, kCount> items;
+  Held<List<Rest...>, kCount> rest;
+};
+template <int k, class L, int kCount>
+__device__ __forceinline__ auto &held(Held<L, kCount> &all) {
+  if constexpr (k == 0) {
+    return all.items;
+  } else {
+    return held<k - 1>(all.rest);
+  }
+}
+
+// ---- One lane's consecutive elements ----------------------------------------------------------
+
+// What elements of an operator with kBased have in common.
+template <class Op>
+struct Common {
+  typename Op::Acc base;
+
+  template <class Get>
+  __device__ __forceinline__ typename Op::Acc term(int i, const Get &item) const {
+    return exp2_of(Op::exponent(item(i).in[0], base));
+  }
+};
+
+// The map of kCount elements, and what they have in common.
+template <int kCount, class Op, class Get>
+__device__ __forceinline__ typename Op::Map fold(const Op &op, Common<Op> &common, const Get &item) {
+  if constexpr (Op::kBased) {
+    using A = typename Op::Acc;
+    A &base = common.base;
+    A largest = item(0).in[0];
+#pragma unroll
+    for (int i = 1; i < kCount; ++i) largest = larger_of(largest, item(i).in[0]);
+    base = op.common_base(largest);
+    A sum = common.term(0, item);
+#pragma unroll
+    for (int i = 1; i < kCount; ++i) sum += common.term(i, item);
+    if (sum == sum) return {base, sum};
+    // Rare: elements are taken out of the registers for a loop that stays short.
+    base = A(NAN);
+    A x[kCount];
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) x[i] = item(i).in[0];
+    typename Op::Map map = op.identity();
+#pragma unroll 1
+    for (int i = 0; i < kCount; ++i) map = op.combine(map, op.map({{x[i]}}));
+    return map;
+  } else {
+    typename Op::Map map = op.map(item(0));
+#pragma unroll
+    for (int i = 1; i < kCount; ++i) map = op.combine(map, op.map(item(i)));
+    return map;
+  }
+}
+
+// Applies kCount elements to `value` one after the other; put(i, result, value after it).
+template <int kCount, class Op, class Get, class Put>
+__device__ __forceinline__ void run(const Op &op, typename Op::Value value, const Common<Op> &common, const Get &item,
+                                    const Put &put) {
+  if constexpr (Op::kBased) {
+    using A = typename Op::Acc;
+    const A base = common.base;
+    const bool exclusive = op.flags.exclusive;
+    A out[kCount];
+    // The value is taken to the elements' base, or their sums to the value's.
+    const bool larger = base >= value.base;
+    const A down = scale_down(larger ? base - value.base : value.base - base);
+    const A scale = larger ? A(1) : down;
+    const A carry = larger ? value.sum * down : value.sum;
+    A sum = common.term(0, item);
+    const A first = multiply_add(sum, scale, carry);
+    // Sums only grow, so where the first is well within the range of the base all are.
+    if (Op::well_scaled(first)) {
+      const A shared = larger ? base : value.base;
+      out[0] = Op::log_of_scaled(first, shared);
+#pragma unroll
+      for (int i = 1; i < kCount; ++i) {
+        sum += common.term(i, item);
+        out[i] = Op::log_of_scaled(multiply_add(sum, scale, carry), shared);
+      }
+      if (exclusive) {
+#pragma unroll
+        for (int i = kCount - 1; i > 0; --i) out[i] = out[i - 1];
+        out[0] = Op::log_of(value);
+      }
+    } else {
+      A x[kCount];
+      A y[kCount];
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) x[i] = item(i).in[0];
+#pragma unroll 1
+      for (int i = 0; i < kCount; ++i) {
+        typename Op::Result result;
+        value = op.step(value, {{x[i]}}, result);
+        y[i] = result.out[0];
+      }
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) out[i] = y[i];
+    }
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) put(i, typename Op::Result{{out[i]}}, value);
+  } else {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      typename Op::Result result;
+      value = op.step(value, item(i), result);
+      put(i, result, value);
+    }
+  }
+}
+
+// ---- A warp's share of a row ------------------------------------------------------------------
+
+// The value before a row's first element.
+template <class Op>
+__device__ __forceinline__ typename Op::Value initial_value(const Op &op, const Geometry &g, int64_t row) {
+  if constexpr (Op::kInitial) {
+    using T = at<0, typename Op::Inputs>;
+    constexpr int slot = Layout<Op>::kInitialSlot;
+    if (g.data[slot]) return widen<typename Op::Acc>(*row_start<T>(g, slot, row));
+  }
+  return op.start();
+}
+
+// What an operator finds behind the last element of a row, as its neighbour.
+template <class Op>
+__device__ __forceinline__ typename Op::Acc behind_last(const Op &op, const Geometry &g, int64_t row,
+                                                        typename Op::Acc last) {
+  if constexpr (Op::kFinal) {
+    using T = at<0, typename Op::Inputs>;
+    constexpr int slot = Layout<Op>::kInitialSlot;
+    return g.data[slot] ? widen<typename Op::Acc>(*row_start<T>(g, slot, row)) : typename Op::Acc(0);
+  } else {
+    return op.behind(last);
+  }
+}
+
+template <class Op>
+__device__ __forceinline__ void store_final(const Geometry &g, int64_t row, typename Op::Value value) {
+  if constexpr (Op::kFinal) {
+    using T = at<0, typename Op::Outputs>;
+    constexpr int slot = Layout<Op>::kFinalSlot;
+    if (g.data[slot]) *row_start<T>(g, slot, row) = narrow<T>(value);
+  }
+}
+
+template <class R>
+__device__ __forceinline__ int64_t index_of(const R &result) {
+  return result.index;
+}
+
+// Puts an element's outputs among those of its lane. In ascending order.
+template <class Op, int kCount>
+__device__ __forceinline__ void keep(Held<typename Op::Outputs, kCount> &outputs, int i,
+                                     const typename Op::Result &result) {
+  for_each<Op::Outputs::size>([&](auto k) {
+    using U = at<k(), typename Op::Outputs>;
+    if constexpr (Op::kPosition && k() == 1) {
+      held<k()>(outputs).put(i, U(index_of(result)));
+    } else {
+      held<k()>(outputs).put(i, narrow<U>(result.out[k()]));
+    }
+  });
+}
+
+struct Accesses {
+  int of[kMaxScanOperands];
+  bool vectors;  // no input is strided
+};
+
+// Pieces are kept in shared memory with their low address bits mixed, so that neither reading
+// consecutive pieces nor reading a lane's run of kPieces has bank conflicts.
+template <int kPieces>
+__device__ __forceinline__ int mixed(int piece) {
+  constexpr int kShift = kPieces > 8 ? 4 : 3;
+  return kPieces == 1 ? piece : piece ^ ((piece >> kShift) & 7);
+}
+
+// Where the elements of a warp are: slot s of its 32 * kRun holds element `first + s % width` of row
+// `row + s / width`, if there is such. `width` is a power of two, and all slots where the row is
+// longer.
+struct Slots {
+  int64_t row;
+  int64_t first;
+  int shift;  // log2(width)
+  int rows;   // that there are
+  int left;   // elements of a row from `first` on; at most width + 1, which tells that more follow
+
+  __device__ __forceinline__ Slots(const Geometry &g, int64_t row, int64_t first, int shift, int slots)
+      : row(row),
+        first(first),
+        shift(shift),
+        rows(int(min(max(g.rows - row, int64_t(0)), int64_t(slots >> shift)))),
+        left(int(min(max(g.length - first, int64_t(0)), int64_t(1 << shift) + 1))) {}
+  __device__ __forceinline__ int place(int slot) const { return slot & ((1 << shift) - 1); }
+  __device__ __forceinline__ bool exists(int slot) const { return (slot >> shift) < rows && place(slot) < left; }
+};
+
+template <class Op, int kRun>
+struct Share {
+  using A = typename Op::Acc;
+  using Map = typename Op::Map;
+  static constexpr int kItems = kWarp * kRun;
+  static constexpr int kInputs = Op::Inputs::size;
+  static constexpr int kLast = kInputs - 1;
+  static constexpr int kWidest = Bytes<typename Op::Inputs>::widest() > Bytes<typename Op::Outputs>::widest()
+                                     ? Bytes<typename Op::Inputs>::widest()
+                                     : Bytes<typename Op::Outputs>::widest();
+  // A warp's room for one operand.
+  static constexpr int kStageBytes = kItems * kWidest;
+
+  Held<typename Op::Inputs, kRun> raw;
+  A next;             // what follows the lane's run
+  Common<Op> common;  // of the run
+
+  // The lane's own row, or one that there is.
+  __device__ __forceinline__ static int64_t row_of(const Slots &slots, int lane) {
+    return slots.row + max(min((lane * kRun) >> slots.shift, slots.rows - 1), 0);
+  }
+  __device__ __forceinline__ static bool whole_run(const Slots &slots, int lane) {
+    return ((lane * kRun) >> slots.shift) < slots.rows && slots.place(lane * kRun) + kRun <= slots.left;
+  }
+  // From the first slots of each lane's row, where a slot's element is in memory.
+  template <class T>
+  __device__ __forceinline__ static T *address(const Slots &slots, T *own, int64_t step, int slot) {
+    T *start = own;
+    if ((1 << slots.shift) < kItems)
+      start = reinterpret_cast<T *>(__shfl_sync(kAll, reinterpret_cast<unsigned long long>(own), slot / kRun));
+    return start + slots.place(slot) * step;
+  }
+  // Where the lane's row begins in the operands.
+  using Rows = int64_t[Layout<Op>::kLines];
+  __device__ __forceinline__ static void rows_of(const Geometry &g, const Slots &slots, int lane, Rows &rows) {
+    row_offsets(g, row_of(slots, lane), 0, rows);
+  }
+  template <class T>
+  __device__ __forceinline__ static T *own_row(const Geometry &g, int operand, const Slots &slots, const Rows &rows) {
+    return reinterpret_cast<T *>(g.data[operand]) + (rows[operand] + slots.first * g.step[operand]);
+  }
+
+  // One by one, neighbouring lanes neighbouring elements, through memory that the warp shares.
+  template <class T>
+  __device__ __forceinline__ static void load_staged(const Slots &slots, const T *own, int64_t step,
+                                                     Packed<T, kRun> &run, std::byte *stage, int lane) {
+    using P = Packed<T, kRun>;
+    constexpr int kAtOnce = 8;
+#pragma unroll 1
+    for (int i = 0; i < kRun; i += kAtOnce) {
+      T value[kAtOnce];
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) {
+        const int slot = (i + j) * kWarp + lane;
+        const T *from = address(slots, own, step, slot);
+        value[j] = slots.exists(slot) ? *from : T{};
+      }
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) *staged<T>(stage, (i + j) * kWarp + lane) = value[j];
+    }
+    __syncwarp();
+#pragma unroll
+    for (int p = 0; p < P::kPieces; ++p)
+      run.load_piece(p, stage + mixed<P::kPieces>(lane * P::kPieces + p) * P::kPieceBytes);
+    __syncwarp();
+  }
+  template <class T>
+  __device__ __forceinline__ static T *staged(std::byte *stage, int slot) {
+    using P = Packed<T, kRun>;
+    return reinterpret_cast<T *>(stage + mixed<P::kPieces>(slot / P::kPieceItems) * P::kPieceBytes) +
+           slot % P::kPieceItems;
+  }
+
+  __device__ __forceinline__ void load(const Op &op, const Geometry &g, const Accesses &access, const Slots &slots,
+                                       const Rows &rows, std::byte *stage, int lane) {
+    const bool full = __all_sync(kAll, whole_run(slots, lane));
+    const int left = ((lane * kRun) >> slots.shift) < slots.rows ? slots.left - slots.place(lane * kRun) : 0;
+    if constexpr (Op::kNeighbour) {
+      using T = at<kLast, typename Op::Inputs>;
+      next = A(0);
+      if (lane == kWarp - 1 && left > kRun)
+        next = widen<A>(own_row<const T>(g, kLast, slots, rows)[kItems * g.step[kLast]]);
+    }
+    if (full && access.vectors) {
+      // All loads are under way before the first is waited for.
+      for_each<kInputs>([&](auto k) {
+        using T = at<k(), typename Op::Inputs>;
+        const T *from = own_row<const T>(g, k(), slots, rows) + slots.place(lane * kRun) * g.step[k()];
+        held<k()>(raw).load(access.of[k()] == kBackward ? from - (kRun - 1) : from);
+      });
+      for_each<kInputs>([&](auto k) { held<k()>(raw).turn_if(access.of[k()] == kBackward); });
+    } else {
+      for_each<kInputs>([&](auto k) {
+        load_staged(slots, own_row<const at<k(), typename Op::Inputs>>(g, k(), slots, rows), g.step[k()],
+                    held<k()>(raw), stage, lane);
+      });
+    }
+    if constexpr (Op::kNeighbour) {
+      using T = at<kLast, typename Op::Inputs>;
+      auto &last = held<kLast>(raw);
+      const A following = shuffle_down(last.template widened<A>(0), 1);
+      if (lane < kWarp - 1) next = following;
+      if (left == kRun) {
+        next = behind_last(op, g, row_of(slots, lane), last.template widened<A>(kRun - 1));
+      } else if (left > 0 && left < kRun) {
+#pragma unroll
+        for (int i = 1; i < kRun; ++i)
+          if (i == left)
+            last.replace(i, narrow<T>(behind_last(op, g, row_of(slots, lane), last.template widened<A>(i - 1))));
+      }
+    }
+  }
+
+  // Element i of the lane's run.
+  __device__ __forceinline__ typename Op::Item item(int i, uint32_t position, uint32_t onward) {
+    typename Op::Item item = {};
+    for_each<kInputs>([&](auto k) { item.in[k()] = held<k()>(raw).template widened<A>(i); });
+    if constexpr (Op::kNeighbour)
+      item.next = i + 1 < kRun ? held<kLast>(raw).template widened<A>(i + 1 < kRun ? i + 1 : i) : next;
+    if constexpr (Op::kPosition) item.position = position + uint32_t(i) * onward;
+    return item;
+  }
+  __device__ __forceinline__ static uint32_t position_of(const Op &op, const Geometry &g, const Slots &slots,
+                                                         int lane) {
+    const int64_t place = slots.first + slots.place(lane * kRun);
+    return uint32_t(op.flags.reverse ? g.length - 1 - place : place);
+  }
+  __device__ __forceinline__ static uint32_t onward(const Op &op) { return op.flags.reverse ? 0xffffffffu : 1u; }
+  // Lanes that hold a row.
+  __device__ __forceinline__ static int lanes(const Slots &slots) { return max((1 << slots.shift) / kRun, 1); }
+
+  // The maps up to the end of each lane's run, within its row.
+  __device__ __forceinline__ Map reduce(const Op &op, const Geometry &g, const Slots &slots, int lane) {
+    const uint32_t position = position_of(op, g, slots, lane);
+    const Map own = fold<kRun>(op, common, [&](int i) { return item(i, position, onward(op)); });
+    return warp_scan(op, own, lane, lanes(slots));
+  }
+
+  template <class U>
+  __device__ __forceinline__ static void store_one(const Slots &slots, U *own, int64_t step, bool vectors,
+                                                   bool backward, Packed<U, kRun> &run, std::byte *stage, int lane) {
+    using P = Packed<U, kRun>;
+    const bool turned = vectors && backward;
+    run.turn_if(turned);
+#pragma unroll
+    for (int p = 0; p < P::kPieces; ++p)
+      run.store_piece(
+          p, stage + mixed<P::kPieces>(lane * P::kPieces + (turned ? P::kPieces - 1 - p : p)) * P::kPieceBytes);
+    __syncwarp();
+    if (vectors) {
+      using Wide = Unsigned<P::kPieceBytes>;
+#pragma unroll
+      for (int p = 0; p < P::kPieces; ++p) {
+        const int piece = p * kWarp + lane;
+        U *to = address(slots, own, step, piece * P::kPieceItems) - (turned ? P::kPieceItems - 1 : 0);
+        *reinterpret_cast<Wide *>(to) =
+            *reinterpret_cast<const Wide *>(stage + mixed<P::kPieces>(piece) * P::kPieceBytes);
+      }
+    } else {
+#pragma unroll 1
+      for (int i = 0; i < kRun; ++i) {
+        const int slot = i * kWarp + lane;
+        U *to = address(slots, own, step, slot);
+        if (slots.exists(slot)) *to = *staged<U>(stage, slot);
+      }
+    }
+    __syncwarp();
+  }
+
+  // Outputs, with `value` before the lane's run.
+  __device__ __forceinline__ void finish(const Op &op, const Geometry &g, const Accesses &access, const Slots &slots,
+                                         const Rows &rows, typename Op::Value value, std::byte *stage, int lane) {
+    const uint32_t position = position_of(op, g, slots, lane);
+    const bool full = __all_sync(kAll, whole_run(slots, lane));
+    Held<typename Op::Outputs, kRun> outputs;
+    run<kRun>(
+        op, value, common, [&](int i) { return item(i, position, onward(op)); },
+        [&](int i, const typename Op::Result &result, const typename Op::Value &after) {
+          keep<Op, kRun>(outputs, i, result);
+          if constexpr (Op::kFinal) {
+            if (slots.place(lane * kRun) + i == slots.left - 1 && slots.exists(lane * kRun + i))
+              store_final<Op>(g, row_of(slots, lane), after);
+          }
+        });
+    for_each<Op::Outputs::size>([&](auto k) {
+      using U = at<k(), typename Op::Outputs>;
+      constexpr int slot = kInputs + k();
+      if (Op::Outputs::size == 1 || g.data[slot])
+        store_one(slots, own_row<U>(g, slot, slots, rows), g.step[slot], full && access.of[slot] != kStrided,
+                  access.of[slot] == kBackward, held<k()>(outputs), stage, lane);
+    });
+  }
+};
+
+// ---- Rows: several in a warp, or one or several warps for each --------------------------------
+
+constexpr int kRowWarps = 8;
+
+// 2^warps_shift warps for each row; where that is one, rows of 2^shift slots.
+template <class Op, int kRun, int kBlocks>
+__global__ void __launch_bounds__(kRowWarps *kWarp, kBlocks)
+    scan_rows(const __grid_constant__ Op op, const __grid_constant__ Geometry g,
+              const __grid_constant__ Accesses access, int warps_shift, int shift) {
+  using Map = typename Op::Map;
+  using Row = Share<Op, kRun>;
+  extern __shared__ __align__(16) std::byte stages[];
+  __shared__ Map totals[2][kRowWarps];
+  wait_for_earlier_work();
+  let_next_kernel_start();
+  const int lane = int(threadIdx.x) % kWarp;
+  const int warp = int(threadIdx.x) / kWarp;
+  const int row_warps = 1 << warps_shift;
+  const int place = warp & (row_warps - 1);
+  std::byte *stage = stages + warp * Row::kStageBytes;
+  const int64_t row =
+      (int64_t(blockIdx.x) * (kRowWarps >> warps_shift) + (warp >> warps_shift)) * (Row::kItems >> shift);
+  typename Op::Value carry = initial_value(op, g, min(row + (lane * kRun >> shift), g.rows - 1));
+  typename Row::Rows rows;
+  Row::rows_of(g, Slots(g, row, 0, shift, Row::kItems), lane, rows);
+  int parity = 0;
+  // A row's warps come to the barriers together; a block's rows are of one length.
+  for (int64_t tile = 0; tile < g.length; tile += int64_t(row_warps) * Row::kItems) {
+    const Slots slots(g, row, tile + place * Row::kItems, shift, Row::kItems);
+    Row share;
+    share.load(op, g, access, slots, rows, stage, lane);
+    const Map inclusive = share.reduce(op, g, slots, lane);
+    typename Op::Value value = carry;
+    if (row_warps > 1) {
+      if (lane == kWarp - 1) totals[parity][warp] = inclusive;
+      __syncthreads();
+      Map others = lane < row_warps ? totals[parity][warp - place + lane] : op.identity();
+      others = warp_scan<kRowWarps>(op, others, lane, kRowWarps);
+      const Map left = shuffle(others, place > 0 ? place - 1 : 0);
+      if (place > 0) value = op.apply(left, carry);
+      carry = op.apply(shuffle(others, row_warps - 1), carry);
+      parity ^= 1;
+    }
+    value = op.apply(exclusive_of(op, inclusive, lane, Row::lanes(slots)), value);
+    share.finish(op, g, access, slots, rows, value, stage, lane);
+  }
+}
+
+}  // namespace baracuda::scan

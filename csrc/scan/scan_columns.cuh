@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+// Scans along an axis that isn't the one with the shortest steps: neighbouring threads take
+// neighbouring columns. Tiles are 32 x kColumns wide and kLines x kGroups deep, in registers; a tile
+// waits for the carry of the tile before it along the axis. Tiles are given out by ticket, all
+// column tiles of one depth before those of the next, so that what a tile waits for is finished or
+// running.
+#pragma once
+
+#include "scan/scan_long.cuh"
+
+namespace baracuda::scan {
+
+struct ColumnTiles {
+  uint32_t across;  // tiles of columns
+  uint32_t down;    // tiles along the axis
+  uint32_t *ticket;
+  uint64_t *carries;  // one slot for each column
+};
+
+// `kColumns` columns of a thread are neighbours in memory, and accessed together.
+template <class Op, int kColumns, int kLines, int kGroups, int kBlocks>
+__global__ void __launch_bounds__(kGroups *kWarp, kBlocks)
+    scan_columns(const __grid_constant__ Op op, const __grid_constant__ Geometry g,
+                 const __grid_constant__ ColumnTiles tiles) {
+  using Map = typename Op::Map;
+  using Value = typename Op::Value;
+  using A = typename Op::Acc;
+  constexpr int kTileColumns = kColumns * kWarp;
+  constexpr int kInputs = Op::Inputs::size;
+  constexpr int kLast = kInputs - 1;
+  constexpr size_t kWords = Words<Value>::count;
+  __shared__ Map maps[kGroups][kTileColumns];
+  __shared__ Value carries[kTileColumns];
+  __shared__ uint32_t shared_ticket;
+  const int lane = int(threadIdx.x) % kWarp;
+  const int group = int(threadIdx.x) / kWarp;
+
+  uint32_t ticket = blockIdx.x;
+  if (tiles.down > 1) {
+    if (threadIdx.x == 0) shared_ticket = atomicAdd(tiles.ticket, 1u);
+    __syncthreads();
+    ticket = shared_ticket;
+  } else {
+    wait_for_earlier_work();
+  }
+  const uint32_t depth = ticket / tiles.across;
+  const int64_t column = int64_t(ticket - depth * tiles.across) * kTileColumns + lane * kColumns;
+  const int64_t first = (int64_t(depth) * kGroups + group) * kLines;
+  const bool there = column < g.rows;
+  // Lines from this thread's first on. What is read beyond the last one repeats it: it changes
+  // nothing before it.
+  const int64_t left = g.length - first;
+  int64_t start[Layout<Op>::kLines];
+  row_offsets(g, there ? column : 0, 0, start);
+
+  Held<typename Op::Inputs, kColumns> lines[kLines];
+  Packed<at<kLast, typename Op::Inputs>, kColumns> beyond;
+  for_each<kInputs>([&](auto k) {
+    using T = at<k(), typename Op::Inputs>;
+    const int64_t step = g.step[k()];
+    const T *from = reinterpret_cast<const T *>(g.data[k()]) + (start[k()] + (left < 1 ? g.length - 1 : first) * step);
+#pragma unroll
+    for (int r = 0; r < kLines; ++r) {
+      held<k()>(lines[r]).load(from);
+      if (r + 1 < left) from += step;
+    }
+    if constexpr (Op::kNeighbour && k() == kLast) beyond.load(from);
+  });
+
+  // What follows this thread's last line.
+  A next[kColumns];
+  if constexpr (Op::kNeighbour) {
+    using T = at<kLast, typename Op::Inputs>;
+#pragma unroll
+    for (int j = 0; j < kColumns; ++j) next[j] = beyond.template widened<A>(j);
+    if (left <= kLines) {
+#pragma unroll
+      for (int j = 0; j < kColumns; ++j) {
+        // Read beyond the last line, this is that line's.
+        const A behind = behind_last(op, g, there ? column + j : 0, next[j]);
+        next[j] = behind;
+#pragma unroll
+        for (int r = 1; r < kLines; ++r)
+          if (r == left) held<kLast>(lines[r]).replace(j, narrow<T>(behind));
+      }
+    }
+  }
+  const auto item_at = [&](int r, int j) {
+    typename Op::Item item = {};
+    for_each<kInputs>([&](auto k) { item.in[k()] = held<k()>(lines[r]).template widened<A>(j); });
+    if constexpr (Op::kNeighbour)
+      item.next = r + 1 < kLines ? held<kLast>(lines[r + 1 < kLines ? r + 1 : r]).template widened<A>(j) : next[j];
+    if constexpr (Op::kPosition) item.position = uint32_t(op.flags.reverse ? g.length - 1 - (first + r) : first + r);
+    return item;
+  };
+
+  Common<Op> common[kColumns];
+  Map total[kColumns];
+#pragma unroll
+  for (int j = 0; j < kColumns; ++j) {
+    total[j] = fold<kLines>(op, common[j], [&](int r) { return item_at(r, j); });
+    maps[group][lane * kColumns + j] = total[j];
+  }
+  // A single input is widened twice, from fewer registers; coefficients of several are kept.
+  if constexpr (kInputs == 1) {
+#pragma unroll
+    for (int r = 0; r < kLines; ++r) held<0>(lines[r]).forget();
+  }
+  __syncthreads();
+  Map before[kColumns];
+#pragma unroll
+  for (int j = 0; j < kColumns; ++j) before[j] = op.identity();
+#pragma unroll 1
+  for (int above = 0; above < group; ++above) {
+#pragma unroll
+    for (int j = 0; j < kColumns; ++j) before[j] = op.combine(before[j], maps[above][lane * kColumns + j]);
+  }
+  // The last group fetches what the tile before left and leaves what the next needs.
+  if (group == kGroups - 1) {
+#pragma unroll
+    for (int j = 0; j < kColumns; ++j) {
+      Value carry = op.start();
+      if (there) {
+        uint64_t *slot = tiles.carries + size_t(column + j) * kWords;
+        carry = depth == 0 ? initial_value(op, g, column + j) : await<Value>(slot, depth);
+        if (depth + 1 < tiles.down) publish(slot, Value(op.apply(op.combine(before[j], total[j]), carry)), depth + 1);
+      }
+      carries[lane * kColumns + j] = carry;
+    }
+  }
+  __syncthreads();
+  let_next_kernel_start();
+  Value value[kColumns];
+#pragma unroll
+  for (int j = 0; j < kColumns; ++j) value[j] = op.apply(before[j], carries[lane * kColumns + j]);
+  if constexpr (Op::kBased) {
+    // Column by column; outputs take the place of the inputs.
+#pragma unroll
+    for (int j = 0; j < kColumns; ++j)
+      run<kLines>(
+          op, value[j], common[j], [&](int r) { return item_at(r, j); },
+          [&](int r, const typename Op::Result &result, const Value &) {
+            held<0>(lines[r]).replace(j, narrow<at<0, typename Op::Outputs>>(result.out[0]));
+          });
+  }
+#pragma unroll
+  for (int r = 0; r < kLines; ++r) {
+    Held<typename Op::Outputs, kColumns> outputs;
+    if constexpr (Op::kBased) {
+      held<0>(outputs) = held<0>(lines[r]);
+    } else {
+#pragma unroll
+      for (int j = 0; j < kColumns; ++j) {
+        typename Op::Result result;
+        value[j] = op.step(value[j], item_at(r, j), result);
+        keep<Op, kColumns>(outputs, j, result);
+        if constexpr (Op::kFinal) {
+          if (there && r + 1 == left) store_final<Op>(g, column + j, value[j]);
+        }
+      }
+    }
+    if (there && r < left)
+      for_each<Op::Outputs::size>([&](auto k) {
+        using U = at<k(), typename Op::Outputs>;
+        constexpr int slot = kInputs + k();
+        if (Op::Outputs::size == 1 || g.data[slot])
+          held<k()>(outputs).store(reinterpret_cast<U *>(g.data[slot]) + (start[slot] + (first + r) * g.step[slot]));
+      });
+  }
+}
+
+}  // namespace baracuda::scan

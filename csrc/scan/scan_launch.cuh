@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0
+// The choice of kernel for a scan, and its launch.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+
+#include "runtime/workspace.h"
+#include "scan/scan_columns.cuh"
+
+namespace baracuda::scan {
+
+// Shapes of the kernels, by what was measured: as many loads under way as registers allow.
+template <class Op>
+struct Tuning {
+  static constexpr int kInputs = Op::Inputs::size;
+  static constexpr int kWidest = Bytes<typename Op::Inputs>::widest();
+  // A lane's elements of a row.
+  static constexpr int kRun = kWidest == 8 ? 8 : kWidest == 2 ? 32 : 16;
+  static constexpr int kRowBlocks = kInputs > 1 ? 2 : kRun == 32 ? 3 : 4;
+  static constexpr int kLongWarps = kInputs > 1 || (Op::kBased && kRun == 32) ? 8 : 16;
+  static constexpr int kLongBlocks = kLongWarps == 8 && kInputs == 1 ? 3 : 2;
+  // Narrow integers are many kinds of kernels for few uses, so theirs are small.
+  static constexpr bool kSmall = std::is_same_v<typename Op::Acc, int64_t> && kWidest < 4;
+  // Columns of a thread: eight bytes, but not more than four, and two where there are several inputs.
+  static constexpr int kMostColumns = kInputs == 1 && !Op::kBased ? 4 : 2;
+  static constexpr int kColumns = 8 / kWidest > kMostColumns ? kMostColumns : 8 / kWidest;
+  static constexpr int kLines = kSmall ? 4 : kInputs < 3 ? 16 : 8;
+  static constexpr int kColumnGroups = kInputs > 1 || Op::kBased ? 8 : 16;
+  static constexpr int kColumnBlocks = kColumnGroups == 16 || (kInputs == 2 && kWidest >= 4) ? 2
+                                       : kWidest == 2 && kInputs != 2 && !Op::kHeavy         ? 4
+                                                                                             : 3;
+};
+template <class Op>
+constexpr int kLongTile = Tuning<Op>::kLongWarps * Share<Op, Tuning<Op>::kRun>::kItems;
+
+// From this many rows on, a block for each row fills the card.
+constexpr int64_t kRowsThatFill = 256;
+// With fewer columns than this, tiles of columns leave the card idle while carries pass along the
+// axis, and strided rows are better.
+constexpr int64_t kColumnsThatPay = 512;
+
+inline bool aligned(int64_t value, int64_t bytes) { return value % bytes == 0; }
+
+// How an operand's rows can be reached, runs of `run` elements of `size` bytes at a time.
+inline Access access_of(const Geometry &g, int operand, int64_t size, int run) {
+  const int64_t step = g.length == 1 ? 1 : g.step[operand];
+  const int64_t bytes = std::min<int64_t>(16, size * run);
+  if (step != 1 && step != -1) return kStrided;
+  const int64_t start = int64_t(reinterpret_cast<uintptr_t>(g.data[operand])) - (step == 1 ? 0 : (run - 1) * size);
+  if (!aligned(start, bytes)) return kStrided;
+  for (int axis = 0; axis < g.rank; ++axis)
+    if (!aligned(g.stride[operand][axis] * size, bytes)) return kStrided;
+  return step == 1 ? kForward : kBackward;
+}
+
+template <class L>
+struct Sizes;
+template <class... T>
+struct Sizes<List<T...>> {
+  static constexpr int64_t of[] = {int64_t(sizeof(T))...};
+};
+
+template <class Op, int kRun>
+Accesses accesses_of(const Geometry &g) {
+  Accesses accesses = {};
+  for (int k = 0; k < Op::Inputs::size; ++k) accesses.of[k] = access_of(g, k, Sizes<typename Op::Inputs>::of[k], kRun);
+  accesses.vectors = std::none_of(accesses.of, accesses.of + Op::Inputs::size, [](int of) { return of == kStrided; });
+  for (int k = 0; k < Op::Outputs::size; ++k) {
+    const int slot = Op::Inputs::size + k;
+    accesses.of[slot] = access_of(g, slot, Sizes<typename Op::Outputs>::of[k], kRun);
+  }
+  return accesses;
+}
+
+// Of the current device.
+inline int multiprocessors() {
+  int device = 0;
+  int count = 0;
+  check_cuda(cudaGetDevice(&device), "cudaGetDevice");
+  check_cuda(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute");
+  return count;
+}
+
+inline void allow_shared(const void *kernel, size_t bytes) {
+  if (bytes > 32 * 1024)
+    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(bytes)),
+               "cudaFuncSetAttribute");
+}
+
+template <class Op, int kRun = Tuning<Op>::kRun, int kBlocks = Tuning<Op>::kRowBlocks>
+void launch_rows(const Op &op, const Geometry &g, Stream stream) {
+  using Row = Share<Op, kRun>;
+  // Tiles of equal numbers of warps, a power of two so that a block's warps are all at work.
+  const int64_t tiles = ceil_div(g.length, kRowWarps * Row::kItems);
+  const int warps = int(std::bit_ceil(uint64_t(ceil_div(ceil_div(g.length, tiles), Row::kItems))));
+  // Lanes of a row that takes less than a warp.
+  const int lanes = warps > 1 ? kWarp : int(std::bit_ceil(uint64_t(ceil_div(g.length, kRun))));
+  const int shift = std::bit_width(unsigned(lanes * kRun)) - 1;
+  const int64_t rows = warps > 1 ? kRowWarps / warps : kRowWarps * (kWarp / lanes);
+  const auto kernel = scan_rows<Op, kRun, kBlocks>;
+  const size_t bytes = size_t(kRowWarps) * Row::kStageBytes;
+  allow_shared(reinterpret_cast<const void *>(kernel), bytes);
+  launch(kernel, {ceil_div(g.rows, rows), kRowWarps * kWarp, bytes, true}, stream, op, g, accesses_of<Op, kRun>(g),
+         std::countr_zero(unsigned(warps)), shift);
+}
+
+// The words of a long scan, zeroed by one memset.
+template <class Op>
+struct LongWorkspace {
+  LongTiles tiles = {};
+  std::byte *begin = nullptr;
+  size_t bytes = 0;
+
+  LongWorkspace(const Geometry &g, int tile, std::byte *base) {
+    Workspace workspace(base);
+    tiles.per_row = uint32_t(ceil_div(g.length, tile));
+    tiles.total = uint32_t(tiles.per_row * g.rows);
+    tiles.ticket = workspace.take<uint32_t>(1);
+    tiles.aggregates = workspace.take<uint64_t>(int64_t(tiles.total) * Words<typename Op::Map>::count);
+    tiles.prefixes = workspace.take<uint64_t>(int64_t(tiles.total) * Words<typename Op::Value>::count);
+    begin = base;
+    bytes = workspace.size();
+  }
+};
+
+template <class Op, int kRun = Tuning<Op>::kRun, int kWarps = Tuning<Op>::kLongWarps,
+          int kBlocks = Tuning<Op>::kLongBlocks>
+void launch_long(const Op &op, const Geometry &g, std::byte *base, Stream stream) {
+  using Tile = Share<Op, kRun>;
+  const LongWorkspace<Op> workspace(g, kWarps * Tile::kItems, base);
+  const size_t bytes = size_t(kWarps) * Tile::kStageBytes;
+  const auto kernel = scan_long_rows<Op, kRun, kWarps, kBlocks>;
+  allow_shared(reinterpret_cast<const void *>(kernel), bytes);
+  check_cuda(cudaMemsetAsync(workspace.begin, 0, workspace.bytes, static_cast<cudaStream_t>(stream)),
+             "cudaMemsetAsync");
+  // As many blocks as the card holds; each takes tiles until there are no more. One is the scanner's.
+  const int64_t blocks = std::min<int64_t>(workspace.tiles.total, int64_t(multiprocessors()) * kBlocks - 1) + 1;
+  launch(kernel, {blocks, kWarps * kWarp, bytes}, stream, op, g, accesses_of<Op, kRun>(g), workspace.tiles);
+}
+
+// One slot for each column's carry, zeroed by one memset.
+template <class Op>
+struct ColumnWorkspace {
+  uint32_t *ticket = nullptr;
+  uint64_t *carries = nullptr;
+  size_t bytes = 0;
+
+  ColumnWorkspace(const Geometry &g, std::byte *base) {
+    Workspace workspace(base);
+    ticket = workspace.take<uint32_t>(1);
+    carries = workspace.take<uint64_t>(g.rows * Words<typename Op::Value>::count);
+    bytes = workspace.size();
+  }
+};
+
+template <class Op, int kColumns, int kLines, int kGroups, int kBlocks>
+void launch_columns_of(const Op &op, const Geometry &g, std::byte *base, Stream stream) {
+  ColumnTiles tiles = {};
+  tiles.across = uint32_t(ceil_div(g.rows, kColumns * kWarp));
+  tiles.down = uint32_t(ceil_div(g.length, kLines * kGroups));
+  if (tiles.down > 1) {
+    const ColumnWorkspace<Op> workspace(g, base);
+    tiles.ticket = workspace.ticket;
+    tiles.carries = workspace.carries;
+    check_cuda(cudaMemsetAsync(base, 0, workspace.bytes, static_cast<cudaStream_t>(stream)), "cudaMemsetAsync");
+  }
+  const auto kernel = scan_columns<Op, kColumns, kLines, kGroups, kBlocks>;
+  launch(kernel, {int64_t(tiles.across) * tiles.down, kGroups * kWarp, 0, tiles.down == 1}, stream, op, g, tiles);
+}
+
+// Whether neighbouring columns can be read together: they are neighbours in every operand.
+template <class Op, int kColumns>
+bool columns_are_vectors(const Geometry &g) {
+  if (g.rank < 1 || g.extent[g.rank - 1] % kColumns != 0) return false;
+  for (int operand = 0; operand < Op::Inputs::size + Op::Outputs::size; ++operand) {
+    if (!g.data[operand]) continue;
+    const int64_t size = operand < Op::Inputs::size ? Sizes<typename Op::Inputs>::of[operand]
+                                                    : Sizes<typename Op::Outputs>::of[operand - Op::Inputs::size];
+    const int64_t bytes = std::min<int64_t>(16, size * kColumns);
+    if (g.stride[operand][g.rank - 1] != 1 || !aligned(int64_t(reinterpret_cast<uintptr_t>(g.data[operand])), bytes) ||
+        !aligned(g.step[operand] * size, bytes))
+      return false;
+    for (int axis = 0; axis < g.rank - 1; ++axis)
+      if (!aligned(g.stride[operand][axis] * size, bytes)) return false;
+  }
+  return true;
+}
+
+template <class Op, int kLines = Tuning<Op>::kLines, int kGroups = Tuning<Op>::kColumnGroups,
+          int kBlocks = Tuning<Op>::kColumnBlocks>
+void launch_columns(const Op &op, const Geometry &g, std::byte *base, Stream stream) {
+  constexpr int kColumns = Tuning<Op>::kColumns;
+  if constexpr (kColumns > 1) {
+    if (columns_are_vectors<Op, kColumns>(g)) {
+      launch_columns_of<Op, kColumns, kLines, kGroups, kBlocks>(op, g, base, stream);
+      return;
+    }
+  }
+  launch_columns_of<Op, 1, kLines, kGroups, kBlocks>(op, g, base, stream);
+}
+
+}  // namespace baracuda::scan

@@ -1,0 +1,569 @@
+// SPDX-License-Identifier: Apache-2.0
+// The mathematics of the scans, for host and device. An operator turns each element into a map of
+// the carried value; maps compose associatively, so that warps and blocks can fold them in any
+// fixed order, and `step` applies one element's map in place and gives the element's outputs.
+//
+// All positions are in scan order: a reverse scan is the same scan seen from the other end.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <type_traits>
+
+#include "runtime/half.h"
+
+namespace baracuda::scan {
+
+// A stored truth value: any byte but 0 is true.
+struct Boolean {
+  uint8_t byte;
+};
+
+template <class T>
+struct AccumulatorOf {
+  // Integers wrap; unsigned arithmetic says so without undefined behaviour.
+  using type =
+      std::conditional_t<std::is_same_v<T, double>, double,
+                         std::conditional_t<std::is_integral_v<T> || std::is_same_v<T, Boolean>, int64_t, float>>;
+};
+template <class T>
+using Accumulator = typename AccumulatorOf<T>::type;
+
+template <class A, class T>
+BARACUDA_HD inline A widen(T value) {
+  if constexpr (std::is_same_v<T, Boolean>) {
+    return A(value.byte != 0);
+  } else if constexpr (std::is_same_v<T, float16> || std::is_same_v<T, bfloat16>) {
+    return A(float(value));
+  } else {
+    return A(value);
+  }
+}
+
+template <class T, class A>
+BARACUDA_HD inline T narrow(A value) {
+  if constexpr (std::is_same_v<T, Boolean>) {
+    return Boolean{uint8_t(value != A(0))};
+  } else if constexpr (std::is_same_v<T, float16> || std::is_same_v<T, bfloat16>) {
+    return T(float(value));
+  } else {
+    return T(value);
+  }
+}
+
+template <class... Types>
+struct List {
+  static constexpr int size = sizeof...(Types);
+};
+
+// One element in scan order.
+template <class A, int kInputs>
+struct Element {
+  A in[kInputs];
+  // The last input's value one place further on, for operators with kNeighbour; behind the last
+  // element what the operator's `behind` says.
+  A next;
+  // The place along the axis, in the tensor's own order; for operators with kPosition.
+  uint32_t position;
+};
+
+BARACUDA_HD inline float exp_of(float x) {
+#if defined(__CUDA_ARCH__)
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x * 1.44269504f));
+  return y;
+#else
+  return std::exp(x);
+#endif
+}
+BARACUDA_HD inline double exp_of(double x) { return ::exp(x); }
+
+template <class A>
+BARACUDA_HD inline A infinity() {
+  return A(INFINITY);
+}
+
+template <class A>
+BARACUDA_HD inline A add(A a, A b) {
+  if constexpr (std::is_integral_v<A>) {
+    return A(std::make_unsigned_t<A>(a) + std::make_unsigned_t<A>(b));
+  } else {
+    return a + b;
+  }
+}
+template <class A>
+BARACUDA_HD inline A multiply(A a, A b) {
+  if constexpr (std::is_integral_v<A>) {
+    return A(std::make_unsigned_t<A>(a) * std::make_unsigned_t<A>(b));
+  } else {
+    return a * b;
+  }
+}
+BARACUDA_HD inline float multiply_add(float a, float b, float c) { return fmaf(a, b, c); }
+BARACUDA_HD inline double multiply_add(double a, double b, double c) { return ::fma(a, b, c); }
+
+struct Flags {
+  bool exclusive = false;
+  bool smallest = false;  // cummin
+  bool last = false;      // of equal extrema the last keeps the index
+  bool reverse = false;
+};
+
+// What operators have in common, to be overridden.
+template <class V, int kOutputCount, class A>
+struct Basics {
+  using Acc = A;
+  using Value = V;
+  static constexpr bool kNeighbour = false;
+  static constexpr bool kPosition = false;
+  static constexpr bool kInitial = false;  // a value before the first element may be given, per row
+  static constexpr bool kFinal = false;    // the value after the last element may be asked for, per row
+  static constexpr bool kRare = false;     // seldom asked for, so not worth a kernel for each access pattern
+  static constexpr bool kHeavy = false;    // much to compute for each element
+  static constexpr bool kBased = false;    // several elements can be taken at once, relative to one base
+  struct Result {
+    A out[kOutputCount];
+  };
+  Flags flags;
+};
+
+template <class T, class U, class A = Accumulator<T>>
+struct Sum : Basics<A, 1, A> {
+  using Inputs = List<T>;
+  using Outputs = List<U>;
+  using Map = A;
+  using Item = Element<A, 1>;
+  using Result = typename Basics<A, 1, A>::Result;
+  BARACUDA_HD Map identity() const { return A(0); }
+  BARACUDA_HD A start() const { return A(0); }
+  BARACUDA_HD Map map(const Item &item) const { return item.in[0]; }
+  BARACUDA_HD Map combine(Map l, Map r) const { return add(l, r); }
+  BARACUDA_HD A apply(Map map, A value) const { return add(value, map); }
+  BARACUDA_HD A step(A value, const Item &item, Result &result) const {
+    const A after = add(value, item.in[0]);
+    result.out[0] = this->flags.exclusive ? value : after;
+    return after;
+  }
+};
+
+template <class T, class U, class A = Accumulator<T>>
+struct Product : Basics<A, 1, A> {
+  using Inputs = List<T>;
+  using Outputs = List<U>;
+  using Map = A;
+  using Item = Element<A, 1>;
+  using Result = typename Basics<A, 1, A>::Result;
+  BARACUDA_HD Map identity() const { return A(1); }
+  BARACUDA_HD A start() const { return A(1); }
+  BARACUDA_HD Map map(const Item &item) const { return item.in[0]; }
+  BARACUDA_HD Map combine(Map l, Map r) const { return multiply(l, r); }
+  BARACUDA_HD A apply(Map map, A value) const { return multiply(value, map); }
+  BARACUDA_HD A step(A value, const Item &item, Result &result) const {
+    const A after = multiply(value, item.in[0]);
+    result.out[0] = this->flags.exclusive ? value : after;
+    return after;
+  }
+};
+
+// The largest or smallest value in the type T: the identity of cummin or cummax.
+template <class T, class A>
+BARACUDA_HD inline A extreme(bool largest) {
+  if constexpr (std::is_same_v<T, Boolean>) {
+    return A(largest ? 1 : 0);
+  } else if constexpr (std::is_floating_point_v<A>) {
+    return largest ? infinity<A>() : -infinity<A>();
+  } else {
+    return largest ? A(std::numeric_limits<T>::max()) : A(std::numeric_limits<T>::min());
+  }
+}
+
+// Whether `next` takes over from `current`: NaN wins and stays, and of equal values the first or
+// the last is kept.
+template <class A>
+BARACUDA_HD inline bool takes_over(A current, A next, const Flags &flags) {
+  const bool better = flags.smallest ? next < current : next > current;
+  bool takes = better || (flags.last && next == current);
+  if constexpr (std::is_floating_point_v<A>) {
+    const bool next_nan = next != next;
+    const bool current_nan = current != current;
+    takes = takes || (next_nan && (flags.last || !current_nan));
+  }
+  return takes;
+}
+
+template <class T, class A = Accumulator<T>>
+struct Extremum : Basics<A, 1, A> {
+  using Inputs = List<T>;
+  using Outputs = List<T>;
+  using Map = A;
+  using Item = Element<A, 1>;
+  using Result = typename Basics<A, 1, A>::Result;
+  BARACUDA_HD Map identity() const { return extreme<T, A>(this->flags.smallest); }
+  BARACUDA_HD A start() const { return identity(); }
+  BARACUDA_HD Map map(const Item &item) const { return item.in[0]; }
+  BARACUDA_HD Map combine(Map l, Map r) const { return takes_over(l, r, this->flags) ? r : l; }
+  BARACUDA_HD A apply(Map map, A value) const { return combine(value, map); }
+  BARACUDA_HD A step(A value, const Item &item, Result &result) const {
+    const A after = combine(value, item.in[0]);
+    result.out[0] = this->flags.exclusive ? value : after;
+    return after;
+  }
+};
+
+template <class A>
+struct Record {
+  A value;
+  uint32_t index;
+};
+constexpr uint32_t kNoIndex = 0xffffffffu;
+
+// cummax and cummin with indices. `I` is the type of the stored index; Boolean stores instead
+// whether the element is a new extremum, which is all that the gradient needs.
+template <class T, class I, class A = Accumulator<T>>
+struct IndexedExtremum : Basics<Record<A>, 2, A> {
+  static constexpr bool kMarks = std::is_same_v<I, Boolean>;
+  static constexpr bool kPosition = true;
+  using Inputs = List<T>;
+  using Outputs = std::conditional_t<kMarks, List<I>, List<T, I>>;
+  using Map = Record<A>;
+  using Item = Element<A, 1>;
+  using Value = Record<A>;
+  struct Result {
+    A out[1];
+    int64_t index;
+  };
+  BARACUDA_HD Map identity() const { return {extreme<T, A>(this->flags.smallest), kNoIndex}; }
+  BARACUDA_HD Value start() const { return identity(); }
+  BARACUDA_HD Map map(const Item &item) const { return {item.in[0], item.position}; }
+  BARACUDA_HD Map combine(Map l, Map r) const {
+    const bool right = r.index != kNoIndex && (l.index == kNoIndex || takes_over(l.value, r.value, this->flags));
+    return right ? r : l;
+  }
+  BARACUDA_HD Value apply(Map map, Value value) const { return combine(value, map); }
+  BARACUDA_HD Value step(Value value, const Item &item, Result &result) const {
+    const Value after = combine(value, {item.in[0], item.position});
+    const Value shown = this->flags.exclusive ? value : after;
+    result.out[0] = shown.value;
+    if constexpr (kMarks) {
+      result.out[0] = A(after.index == item.position);
+    } else {
+      result.index = shown.index == kNoIndex ? int64_t(-1) : int64_t(shown.index);
+    }
+    return after;
+  }
+};
+
+// log(sum(exp)) as sum * 16^base. Bases are whole numbers, so that changing one is exact and takes no
+// exponential, which lets warps and blocks combine sums at the cost of a few additions.
+template <class A>
+struct ScaledSum {
+  A base;
+  A sum;
+};
+
+// 16^(-difference) for whole differences >= 0; 0 where it is too small to matter.
+BARACUDA_HD inline float scale_down(float difference) {
+  // Adding 1.5 * 2^23 leaves the exponent field of the result in the lowest bits.
+  const float exponent = multiply_add(difference < 31.75f ? difference : 31.75f, -4.0f, 12583039.0f);
+  return bit_cast<float>(bit_cast<uint32_t>(exponent) << 23);
+}
+BARACUDA_HD inline double scale_down(double difference) {
+  return difference < 250 ? bit_cast<double>(uint64_t(1023 - 4 * int(difference)) << 52) : 0.0;
+}
+BARACUDA_HD inline float exp2_of(float x) {
+#if defined(__CUDA_ARCH__)
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+#else
+  return std::exp2(x);
+#endif
+}
+BARACUDA_HD inline double exp2_of(double x) { return ::exp2(x); }
+BARACUDA_HD inline float log2_of(float x) {
+#if defined(__CUDA_ARCH__)
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+#else
+  return std::log2(x);
+#endif
+}
+// The larger one; a NaN only if both are.
+BARACUDA_HD inline float larger_of(float a, float b) { return fmaxf(a, b); }
+BARACUDA_HD inline double larger_of(double a, double b) { return ::fmax(a, b); }
+
+template <class A>
+struct LogConstants;
+template <>
+struct LogConstants<float> {
+  static constexpr float kLog2e = 1.44269502f, kLog2eRest = 1.92596299e-8f;  // together log2(e)
+  static constexpr float kLn16 = 2.77258873f, kLn16Rest = -7.61861720e-9f;   // together ln(16)
+  static constexpr float kWhole = 4194304.0f;  // products with log2(e) beyond are whole numbers
+  static constexpr float kLargest = 3e38f;
+  static constexpr float kFinite = 1e30f;
+};
+template <>
+struct LogConstants<double> {
+  static constexpr double kLog2e = 1.4426950408889634, kLog2eRest = 2.0355273740931033e-17;
+  static constexpr double kLn16 = 2.772588722239781, kLn16Rest = 9.2761987253292384e-17;
+  static constexpr double kWhole = 2251799813685248.0;
+  static constexpr double kLargest = 1e308;
+  static constexpr double kFinite = 1e300;
+};
+
+template <class T, class A = Accumulator<T>>
+struct LogSumExp : Basics<ScaledSum<A>, 1, A> {
+  static constexpr bool kBased = true;
+  using Inputs = List<T>;
+  using Outputs = List<T>;
+  using Map = ScaledSum<A>;
+  using Value = ScaledSum<A>;
+  using Item = Element<A, 1>;
+  using Result = typename Basics<ScaledSum<A>, 1, A>::Result;
+  using Constants = LogConstants<A>;
+  // Rounded to half precision, what is left out doesn't show.
+  static constexpr bool kCoarse = sizeof(T) < sizeof(float) && std::is_same_v<A, float>;
+  BARACUDA_HD Map identity() const { return {-Constants::kLargest, A(0)}; }
+  BARACUDA_HD Value start() const { return identity(); }
+  // log2(exp(x)) - 4 base
+  BARACUDA_HD static A exponent(A x, A base) {
+    const A main = multiply_add(x, Constants::kLog2e, A(-4) * base);
+    return kCoarse ? main : multiply_add(x, Constants::kLog2eRest, main);
+  }
+  BARACUDA_HD static A base_for(A x) { return std::rint(x * (Constants::kLog2e / 4)); }
+  BARACUDA_HD Map map(const Item &item) const {
+    const A x = item.in[0];
+    const A size = x < A(0) ? -x : x;
+    if (size < Constants::kWhole) {
+      const A base = base_for(x);
+      return {base, exp2_of(exponent(x, base))};
+    }
+    if (x != x) return {-Constants::kLargest, x};
+    if (size == infinity<A>()) return {x < A(0) ? -Constants::kLargest : Constants::kLargest, x < A(0) ? A(0) : x};
+    return {x * (Constants::kLog2e / 4), A(1)};
+  }
+  BARACUDA_HD Map combine(Map l, Map r) const {
+    const bool left = l.base >= r.base;
+    const A scale = scale_down(left ? l.base - r.base : r.base - l.base);
+    return {left ? l.base : r.base, left ? multiply_add(r.sum, scale, l.sum) : multiply_add(l.sum, scale, r.sum)};
+  }
+  BARACUDA_HD Value apply(Map map, Value value) const { return combine(value, map); }
+  BARACUDA_HD static A log_of(Value value) {
+    const A log = std::log(value.sum);
+    return multiply_add(value.base, Constants::kLn16, multiply_add(value.base, Constants::kLn16Rest, log));
+  }
+  BARACUDA_HD Value step(Value value, const Item &item, Result &result) const {
+    const Value after = combine(value, map(item));
+    result.out[0] = log_of(this->flags.exclusive ? value : after);
+    return after;
+  }
+
+  // One base for neighbouring elements, so that each costs one exponential and one addition. Not a
+  // number where there is none.
+  BARACUDA_HD A common_base(A largest) const {
+    return largest < Constants::kWhole && largest > -Constants::kWhole ? base_for(largest) : A(NAN);
+  }
+  // Whether a sum is near enough to 1 for its smallest term's exponent to be precise, and finite.
+  BARACUDA_HD static bool well_scaled(A sum) { return sum >= A(1) / 262144 && sum < Constants::kFinite; }
+  // log_of for a well scaled sum.
+  BARACUDA_HD static A log_of_scaled(A sum, A base) {
+#if defined(__CUDA_ARCH__)
+    if constexpr (std::is_same_v<A, float>) {
+      if constexpr (kCoarse) return multiply_add(log2_of(sum), Constants::kLn16 / 4, base * Constants::kLn16);
+      // The exponent apart, as a number of its own: log2 of the rest is small and so is its error.
+      const uint32_t bits = bit_cast<uint32_t>(sum);
+      const float whole = bit_cast<float>((bits >> 23) | 0x4b000000u) - 8388735.0f;
+      const float rest = log2_of(bit_cast<float>((bits & 0x007fffffu) | 0x3f800000u));
+      const float exponent = multiply_add(base, 4.0f, whole);
+      return multiply_add(exponent, Constants::kLn16 / 4,
+                          multiply_add(exponent, Constants::kLn16Rest / 4, rest * (Constants::kLn16 / 4)));
+    }
+#endif
+    return log_of({base, sum});
+  }
+};
+
+// value -> a * value + b. A zero stays clear of an `a` that overflowed while maps were composed.
+template <class A>
+struct Affine {
+  A a;
+  A b;
+};
+
+template <class A>
+BARACUDA_HD inline A affine_apply(const Affine<A> &map, A value) {
+  return value == A(0) ? map.b : multiply_add(map.a, value, map.b);
+}
+template <class A>
+BARACUDA_HD inline Affine<A> affine_combine(const Affine<A> &l, const Affine<A> &r) {
+  return {l.a * r.a, affine_apply(r, l.b)};
+}
+
+template <class A, int kOutputCount>
+struct AffineBasics : Basics<A, kOutputCount, A> {
+  using Map = Affine<A>;
+  BARACUDA_HD Map identity() const { return {A(1), A(0)}; }
+  BARACUDA_HD A start() const { return A(0); }
+  BARACUDA_HD Map combine(const Map &l, const Map &r) const { return affine_combine(l, r); }
+  BARACUDA_HD A apply(const Map &map, A value) const { return affine_apply(map, value); }
+};
+
+// h_j = a_j h_{j-1} + b_j
+template <class T, class A = Accumulator<T>>
+struct LinearRecurrence : AffineBasics<A, 1> {
+  static constexpr bool kInitial = true;
+  using Inputs = List<T, T>;
+  using Outputs = List<T>;
+  using Map = Affine<A>;
+  using Item = Element<A, 2>;
+  using Result = typename Basics<A, 1, A>::Result;
+  BARACUDA_HD Map map(const Item &item) const { return {item.in[0], item.in[1]}; }
+  BARACUDA_HD A step(A value, const Item &item, Result &result) const {
+    const A after = multiply_add(item.in[0], value, item.in[1]);
+    result.out[0] = after;
+    return after;
+  }
+};
+
+// The gradients scan from the other end: T_j = c_j (g_j + T_{j+1}), dx_j = o_j (g_j + T_{j+1}),
+// with g_j left out of dx_j, and not scaled in T_j, where the forward scan was exclusive.
+
+// What product and log-sum-exp have in common. `c` and `o` come from Own.
+template <class Own, bool kExclusive, class A>
+struct ChainGradient : AffineBasics<A, 1> {
+  static constexpr bool kNeighbour = true;
+  static constexpr bool kRare = kExclusive;
+  using Map = Affine<A>;
+  using Item = Element<A, 3>;
+  using Result = typename Basics<A, 1, A>::Result;
+  BARACUDA_HD Map map(const Item &item) const {
+    const A c = Own::carried(item);
+    return {c, kExclusive ? item.in[0] : c * item.in[0]};
+  }
+  BARACUDA_HD A step(A value, const Item &item, Result &result) const {
+    const A c = Own::carried(item);
+    const A sum = item.in[0] + value;
+    result.out[0] = Own::own(item, kExclusive ? value : sum);
+    return kExclusive ? multiply_add(c, value, item.in[0]) : c * sum;
+  }
+};
+
+// Inputs dy, x, y. c_j = x_j, o_j = y_{j-1}; exclusive: o_j = y_j.
+template <class T, bool kExclusive, class A = Accumulator<T>>
+struct ProductGradient : ChainGradient<ProductGradient<T, kExclusive, A>, kExclusive, A> {
+  using Inputs = List<T, T, T>;
+  using Outputs = List<T>;
+  using Item = Element<A, 3>;
+  BARACUDA_HD static A behind(A) { return A(1); }
+  BARACUDA_HD static A carried(const Item &item) { return item.in[1]; }
+  BARACUDA_HD static A own(const Item &item, A sum) { return (kExclusive ? item.in[2] : item.next) * sum; }
+};
+
+// Inputs dy, x, y. c_j = exp(y_{j-1} - y_j), o_j = exp(x_j - y_j). Exclusive, with Y_j =
+// log(exp(y_j) + exp(x_j)) as the inclusive output: c_j = exp(y_j - Y_j), o_j = exp(x_j - Y_j).
+template <class T, bool kExclusive, class A = Accumulator<T>>
+struct LogSumExpGradient : ChainGradient<LogSumExpGradient<T, kExclusive, A>, kExclusive, A> {
+  using Inputs = List<T, T, T>;
+  using Outputs = List<T>;
+  using Item = Element<A, 3>;
+  static constexpr bool kHeavy = true;
+  BARACUDA_HD static A behind(A) { return -infinity<A>(); }
+  BARACUDA_HD static A carried(const Item &item) {
+    return kExclusive ? share(item.in[2], item.in[1]) : exp_of(item.next - finite(item.in[2]));
+  }
+  BARACUDA_HD static A own(const Item &item, A sum) {
+    return (kExclusive ? share(item.in[1], item.in[2]) : exp_of(item.in[1] - finite(item.in[2]))) * sum;
+  }
+  // Where an output is -inf, so are the elements up to there, whose share is 0.
+  BARACUDA_HD static A finite(A y) { return y == -infinity<A>() ? A(0) : y; }
+  // exp(p) / (exp(p) + exp(q))
+  BARACUDA_HD static A share(A p, A q) {
+    if (p == -infinity<A>()) return A(0);
+    const A scale = exp_of(p > q ? q - p : p - q);
+    return (p > q ? A(1) : scale) / (A(1) + scale);
+  }
+};
+
+// A sum that starts again behind each record.
+template <class A>
+struct Segment {
+  A sum;
+  uint32_t restarted;
+};
+
+template <class A, bool kExclusive>
+struct ExtremumGradientBasics : Basics<A, 1, A> {
+  static constexpr bool kRare = kExclusive;
+  using Map = Segment<A>;
+  using Result = typename Basics<A, 1, A>::Result;
+  BARACUDA_HD Map identity() const { return {A(0), 0}; }
+  BARACUDA_HD A start() const { return A(0); }
+  BARACUDA_HD Map combine(const Map &l, const Map &r) const {
+    return {r.restarted ? r.sum : l.sum + r.sum, l.restarted | r.restarted};
+  }
+  BARACUDA_HD A apply(const Map &map, A value) const { return map.restarted ? map.sum : value + map.sum; }
+  BARACUDA_HD Map map_of(A dy, bool record) const { return {kExclusive || !record ? dy : A(0), record}; }
+  BARACUDA_HD A step_of(A value, A dy, bool record, Result &result) const {
+    const A sum = value + dy;
+    result.out[0] = record ? (kExclusive ? value : sum) : A(0);
+    return record ? (kExclusive ? dy : A(0)) : sum;
+  }
+};
+
+// Inputs dy, marks: whether the element is a record.
+template <class T, bool kExclusive, class A = Accumulator<T>>
+struct MarkedExtremumGradient : ExtremumGradientBasics<A, kExclusive> {
+  using Inputs = List<T, Boolean>;
+  using Outputs = List<T>;
+  using Map = Segment<A>;
+  using Item = Element<A, 2>;
+  using Result = typename Basics<A, 1, A>::Result;
+  BARACUDA_HD Map map(const Item &item) const { return this->map_of(item.in[0], item.in[1] != A(0)); }
+  BARACUDA_HD A step(A value, const Item &item, Result &result) const {
+    return this->step_of(value, item.in[0], item.in[1] != A(0), result);
+  }
+};
+
+// Inputs dy, y of an inclusive scan. Element j is a record where y_j differs from y_{j-1}, NaN being equal to NaN.
+template <class T, class A = Accumulator<T>>
+struct ExtremumGradient : ExtremumGradientBasics<A, false> {
+  static constexpr bool kNeighbour = true;
+  using Inputs = List<T, T>;
+  using Outputs = List<T>;
+  using Map = Segment<A>;
+  using Item = Element<A, 2>;
+  using Result = typename Basics<A, 1, A>::Result;
+  // An extremum that is NaN stays, so where the neighbour is NaN the element is, too.
+  BARACUDA_HD static bool record(const Item &item) { return item.in[1] != item.next && item.next == item.next; }
+  // Any number that differs.
+  BARACUDA_HD static A behind(A last) { return last == A(0) ? A(1) : A(0); }
+  BARACUDA_HD Map map(const Item &item) const { return this->map_of(item.in[0], record(item)); }
+  BARACUDA_HD A step(A value, const Item &item, Result &result) const {
+    return this->step_of(value, item.in[0], record(item), result);
+  }
+};
+
+// Inputs dh, a, h; outputs da, db. The value before the first step of the recurrence may be given
+// (`initial`, as the neighbour of the last element in scan order); its gradient is the final value.
+template <class T, class A = Accumulator<T>>
+struct LinearRecurrenceGradient : AffineBasics<A, 2> {
+  static constexpr bool kNeighbour = true;
+  static constexpr bool kFinal = true;
+  using Inputs = List<T, T, T>;
+  using Outputs = List<T, T>;
+  using Map = Affine<A>;
+  using Item = Element<A, 3>;
+  using Result = typename Basics<A, 2, A>::Result;
+  BARACUDA_HD Map map(const Item &item) const { return {item.in[1], item.in[1] * item.in[0]}; }
+  BARACUDA_HD A step(A value, const Item &item, Result &result) const {
+    const A sum = item.in[0] + value;
+    // `next` holds h0, or 0, behind the last element.
+    result.out[0] = sum * item.next;
+    result.out[1] = sum;
+    return item.in[1] * sum;
+  }
+};
+
+}  // namespace baracuda::scan

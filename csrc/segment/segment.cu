@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "segment/segment.cuh"
+
+namespace baracuda {
+namespace {
+
+constexpr int64_t kNarrowLimit = int64_t(1) << 31;
+
+template <class Visit>
+size_t with_floating_type(DLDataType dtype, const Visit &visit) {
+  if (dtype == DTypeOf<double>::value) return visit(TypeTag<double>{}, TypeTag<uint64_t>{});
+  return visit(TypeTag<float>{}, TypeTag<uint32_t>{});
+}
+
+// Of what is kept for each column of a segment.
+size_t forward_state(const SegmentProblem &problem, bool with_arg) {
+  const bool wide = problem.dtype.bits == 64;
+  if (problem.extreme() && with_arg)
+    return wide ? sizeof(SegmentArgMax<uint64_t, uint32_t>::State) : sizeof(SegmentArgMax<uint32_t, uint32_t>::State);
+  if (problem.extreme()) return wide ? sizeof(uint64_t) : sizeof(uint32_t);
+  const bool integers = problem.dtype.code == kDLInt || problem.dtype.code == kDLUInt;
+  return wide || integers ? sizeof(uint64_t) : sizeof(float);
+}
+
+size_t backward_state(const SegmentProblem &problem) {
+  return with_floating_type(problem.dtype, [&](auto real, auto bits) {
+    using Real = typename decltype(real)::type;
+    using Bits = typename decltype(bits)::type;
+    if (problem.kind == SegmentKind::prod) return sizeof(SegmentProduct<Real>);
+    if (problem.even) return sizeof(typename SegmentTally<Bits, uint32_t>::State);
+    return sizeof(typename SegmentArgMax<Bits, uint32_t>::State);
+  });
+}
+
+SegmentNumbers take_numbers(Workspace &workspace, int64_t count, bool wide) {
+  if (wide) return {workspace.take<int64_t>(count), true};
+  return {workspace.take<int32_t>(count), false};
+}
+
+void take_bounds(Workspace &workspace, const SegmentProblem &problem, SegmentSpace &space) {
+  space.begins = take_numbers(workspace, problem.segments, problem.rows >= kNarrowLimit);
+  space.ends = take_numbers(workspace, problem.segments, problem.rows >= kNarrowLimit);
+}
+
+void take_sort(Workspace &workspace, const SegmentProblem &problem, SegmentSpace &space) {
+  for (int i = 0; i < 2; ++i) {
+    space.keys[i] = workspace.take<uint32_t>(problem.rows);
+    space.values[i] = workspace.take<uint32_t>(problem.rows);
+  }
+  space.sort_bytes = segment_sort_bytes(problem);
+  space.sort = workspace.take<std::byte>(int64_t(space.sort_bytes));
+}
+
+// What bringing rows together and reducing them takes.
+void take_reduction(Workspace &workspace, const SegmentProblem &problem, size_t state, SegmentSpace &space) {
+  space.chunks = segment_chunks(problem);
+  if (problem.ids == SegmentIds::unsorted) take_sort(workspace, problem, space);
+  if (problem.ids != SegmentIds::offsets) {
+    take_bounds(workspace, problem, space);
+    space.front = workspace.take<int64_t>(1);
+  }
+  space.first = take_numbers(workspace, space.chunks.count + 1, problem.segments >= kNarrowLimit);
+  if (problem.rows > space.chunks.chunk)
+    space.partial = workspace.take<std::byte>(2 * space.chunks.count * problem.columns * int64_t(state));
+}
+
+SegmentSpace forward_space(Workspace &workspace, const SegmentProblem &problem, bool with_arg) {
+  SegmentSpace space;
+  if (problem.segments * problem.columns == 0) return space;
+  const SegmentPath path = segment_path(problem, with_arg);
+  if (path == SegmentPath::chunks) {
+    take_reduction(workspace, problem, forward_state(problem, with_arg), space);
+  } else {
+    segment_take_cells(workspace, problem, path, with_arg, space);
+  }
+  return space;
+}
+
+SegmentSpace backward_space(Workspace &workspace, const SegmentProblem &problem, bool from_arg) {
+  SegmentSpace space;
+  if (problem.rows * problem.columns == 0) return space;
+  if (problem.ids == SegmentIds::offsets)
+    space.ids = take_numbers(workspace, problem.rows, problem.segments >= kNarrowLimit);
+  if (problem.kind == SegmentKind::mean) {
+    if (problem.ids == SegmentIds::unsorted) space.counts = workspace.take<uint32_t>(problem.segments);
+    if (problem.ids == SegmentIds::sorted) take_bounds(workspace, problem, space);
+  }
+  if (from_arg && segment_sorts_for_arg(problem)) take_sort(workspace, problem, space);
+  if (problem.segments > 0 && (problem.kind == SegmentKind::prod || (problem.extreme() && !from_arg))) {
+    const bool chosen = problem.extreme() && !problem.even;
+    const size_t state = backward_state(problem);
+    const SegmentPath path = segment_path(problem, true);
+    if (path == SegmentPath::chunks) {
+      take_reduction(workspace, problem, state, space);
+    } else {
+      segment_take_cells(workspace, problem, path, true, space);
+    }
+    space.states =
+        workspace.take<std::byte>(problem.segments * problem.columns * int64_t(chosen ? sizeof(uint32_t) : state));
+  }
+  return space;
+}
+
+}  // namespace
+
+const char *segment_path_name(const SegmentProblem &problem, bool with_arg) {
+  switch (segment_path(problem, with_arg)) {
+    case SegmentPath::cells:
+      return "cells";
+    case SegmentPath::buckets:
+      return "buckets";
+    default:
+      return problem.ids == SegmentIds::unsorted ? "sort" : "chunks";
+  }
+}
+
+size_t segment_reduce_space(const SegmentProblem &problem, bool with_arg) {
+  Workspace counter(nullptr);
+  forward_space(counter, problem, with_arg);
+  return counter.size();
+}
+
+size_t segment_reduce_backward_space(const SegmentProblem &problem, bool from_arg) {
+  Workspace counter(nullptr);
+  backward_space(counter, problem, from_arg);
+  return counter.size();
+}
+
+namespace {
+
+void reduce_extremes(const SegmentForward &call, SegmentSpace &space, Stream stream) {
+  if (segment_path(call.problem, call.arg.data != nullptr) != SegmentPath::chunks) {
+    segment_max_cells(call, space, stream);
+  } else if (call.arg.data) {
+    segment_places(call, space, stream);
+  } else {
+    segment_extremes(call, space, stream);
+  }
+}
+
+}  // namespace
+
+void segment_reduce_cuda(const SegmentForward &call, std::byte *workspace, Stream stream) {
+  Workspace pieces(workspace);
+  const SegmentProblem &problem = call.problem;
+  SegmentSpace space = forward_space(pieces, problem, call.arg.data != nullptr);
+  if (problem.extreme()) {
+    reduce_extremes(call, space, stream);
+  } else if (problem.kind == SegmentKind::prod) {
+    segment_products(call, space, stream);
+  } else if (problem.dtype.code == kDLInt || problem.dtype.code == kDLUInt) {
+    segment_integer_sums(call, space, stream);
+  } else {
+    segment_sums(call, space, stream);
+  }
+}
+
+void segment_reduce_backward_cuda(const SegmentBackward &call, std::byte *workspace, Stream stream) {
+  Workspace pieces(workspace);
+  const SegmentProblem &problem = call.problem;
+  SegmentSpace space = backward_space(pieces, problem, call.arg.data != nullptr);
+  if (problem.segments > 0) {
+    if (problem.kind == SegmentKind::prod) {
+      segment_factors(call, space, stream);
+    } else if (problem.extreme() && problem.even) {
+      segment_tallies(call, space, stream);
+    } else if (problem.extreme() && !call.arg.data) {
+      SegmentForward places = {};
+      places.problem = problem;
+      places.problem.wide_index = false;
+      places.input = call.input;
+      places.ids = call.ids;
+      places.arg = {space.states, problem.columns, 1};
+      reduce_extremes(places, space, stream);
+    }
+  }
+  segment_spread(call, space, stream);
+}
+
+}  // namespace baracuda

@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cub/device/device_radix_sort.cuh>
+
+#include "segment/segment.cuh"
+
+namespace baracuda {
+namespace {
+
+constexpr int kRowsAtOnce = 4;
+
+// Ids that don't count sort behind all others.
+template <class Bits>
+__global__ __launch_bounds__(kSegmentThreads) void fill_keys(SegmentIndices ids, int64_t rows, int64_t segments,
+                                                             const Bits *payload, int64_t payload_step, uint32_t *keys,
+                                                             uint32_t *values) {
+  const int64_t first = int64_t(blockIdx.x) * kSegmentThreads * kRowsAtOnce + threadIdx.x;
+  int64_t id[kRowsAtOnce];
+  uint32_t value[kRowsAtOnce];
+#pragma unroll
+  for (int r = 0; r < kRowsAtOnce; ++r) {
+    const int64_t row = first + r * kSegmentThreads;
+    if (row >= rows) break;
+    id[r] = ids[row];
+    value[r] = payload ? uint32_t(payload[row * payload_step]) : uint32_t(row);
+  }
+#pragma unroll
+  for (int r = 0; r < kRowsAtOnce; ++r) {
+    const int64_t row = first + r * kSegmentThreads;
+    if (row >= rows) break;
+    keys[row] = uint32_t(uint64_t(id[r]) < uint64_t(segments) ? id[r] : segments);
+    values[row] = value[r];
+  }
+}
+
+// Ids that never fall, with -1 and `segments` for what is outside.
+struct SortedIds {
+  const uint32_t *keys;  // NULL: the ids themselves
+  SegmentIndices ids;
+  int64_t segments;
+
+  __device__ int64_t operator[](int64_t at) const {
+    if (keys) return __ldg(keys + at);
+    const int64_t id = ids[at];
+    return id < 0 ? -1 : id > segments ? segments : id;
+  }
+};
+
+// The first of 0 .. count for which `holds` is true, which it stays, or count. Eight parts at a time, because
+// only as many loads follow one another.
+template <class Holds>
+__device__ int64_t search(int64_t count, const Holds &holds) {
+  constexpr int kParts = 8;
+  int64_t low = 0;
+  while (count > 0) {
+    const int64_t part = max(count / kParts, int64_t(1));
+    int before = 0;
+#pragma unroll
+    for (int p = 1; p < kParts; ++p) before += p * part <= count && !holds(low + p * part - 1);
+    low += before * part;
+    // The next one holds, or there is none.
+    count = before == kParts - 1 || (before + 1) * part > count ? count - before * part : part - 1;
+  }
+  return low;
+}
+
+// Where the rows of segments begin and end.
+__global__ __launch_bounds__(kSegmentThreads) void find_bounds(SortedIds ids, int64_t rows, SegmentNumbers begins,
+                                                               SegmentNumbers ends) {
+  const int64_t first = int64_t(blockIdx.x) * kSegmentThreads * kRowsAtOnce + threadIdx.x;
+  int64_t before[kRowsAtOnce];
+  int64_t id[kRowsAtOnce];
+#pragma unroll
+  for (int r = 0; r < kRowsAtOnce; ++r) {
+    const int64_t row = first + r * kSegmentThreads;
+    before[r] = row > 0 && row <= rows ? ids[row - 1] : -1;
+    id[r] = row < rows ? ids[row] : ids.segments;
+  }
+#pragma unroll
+  for (int r = 0; r < kRowsAtOnce; ++r) {
+    const int64_t row = first + r * kSegmentThreads;
+    if (row > rows || before[r] == id[r]) continue;
+    if (uint64_t(before[r]) < uint64_t(ids.segments)) ends.set(before[r], row);
+    if (uint64_t(id[r]) < uint64_t(ids.segments)) begins.set(id[r], row);
+  }
+}
+
+// A thread for each bound of a chunk, and one for the rows before all segments.
+__global__ __launch_bounds__(kSegmentThreads) void cut_chunks(SortedIds ids, SegmentGroups groups, int64_t *front) {
+  const int64_t at = int64_t(blockIdx.x) * kSegmentThreads + threadIdx.x;
+  const int64_t place = at * groups.chunk;
+  if (groups.offsets.data) {
+    if (at <= groups.chunks)
+      groups.first.set(at, search(groups.segments, [&](int64_t j) { return groups.begin(j) + j >= place; }));
+  } else if (at <= groups.chunks) {
+    // Of the places before, those that rows don't take are segments.
+    const int64_t rows = search(groups.rows, [&](int64_t row) { return row + ids[row] + 1 >= place; });
+    groups.first.set(at, min(max(place - rows, int64_t(0)), groups.segments));
+  } else if (at == groups.chunks + 1) {
+    *front = search(groups.rows, [&](int64_t row) { return ids[row] >= 0; });
+  }
+}
+
+__global__ __launch_bounds__(kSegmentThreads) void expand(SegmentGroups groups, SegmentNumbers ids) {
+  const int64_t row = int64_t(blockIdx.x) * kSegmentThreads + threadIdx.x;
+  if (row >= groups.rows) return;
+  const int64_t segment = search(groups.segments, [&](int64_t j) { return groups.end(j) > row; });
+  ids.set(row, segment < groups.segments && groups.begin(segment) <= row ? segment : -1);
+}
+
+constexpr int kMostShared = 8192;
+
+__global__ __launch_bounds__(kSegmentThreads) void count_ids(SegmentIndices ids, int64_t rows, int64_t segments,
+                                                             uint32_t *counts, bool shared) {
+  extern __shared__ uint32_t local[];
+  if (shared) {
+    for (int64_t s = threadIdx.x; s < segments; s += kSegmentThreads) local[s] = 0;
+    __syncthreads();
+  }
+  for (int64_t row = int64_t(blockIdx.x) * kSegmentThreads + threadIdx.x; row < rows;
+       row += int64_t(gridDim.x) * kSegmentThreads) {
+    const int64_t id = ids[row];
+    if (uint64_t(id) < uint64_t(segments)) atomicAdd(shared ? local + id : counts + id, 1u);
+  }
+  if (!shared) return;
+  __syncthreads();
+  for (int64_t s = threadIdx.x; s < segments; s += kSegmentThreads)
+    if (local[s] != 0) atomicAdd(counts + s, local[s]);
+}
+
+template <class Bits>
+void launch_fill_keys(const SegmentProblem &problem, const SegmentIndices &ids, const SegmentView *payload,
+                      SegmentSpace &space, Stream stream) {
+  launch(fill_keys<Bits>, {ceil_div(problem.rows, kSegmentThreads * kRowsAtOnce), kSegmentThreads}, stream, ids,
+         problem.rows, problem.segments, static_cast<const Bits *>(payload ? payload->data : nullptr),
+         payload ? payload->row : 0, space.keys[0], space.values[0]);
+}
+
+int key_bits(int64_t segments) { return std::bit_width(uint64_t(segments)); }
+
+void sort_pairs(const SegmentProblem &problem, void *temporary, size_t &bytes, cub::DoubleBuffer<uint32_t> &keys,
+                cub::DoubleBuffer<uint32_t> &values, Stream stream) {
+  check_cuda(cub::DeviceRadixSort::SortPairs(temporary, bytes, keys, values, problem.rows, 0,
+                                             key_bits(problem.segments), static_cast<cudaStream_t>(stream)),
+             "radix sort");
+}
+
+SegmentGroups groups_of(const SegmentProblem &problem, const SegmentIndices &ids, const SegmentSpace &space) {
+  const bool given = problem.ids == SegmentIds::offsets;
+  return {problem.rows,      problem.segments, given ? ids : SegmentIndices(),
+          space.begins,      space.ends,       space.front,
+          space.order,       space.first,      space.chunks.count,
+          space.chunks.chunk};
+}
+
+void bounds_of(const SegmentProblem &problem, const SortedIds &sorted, const SegmentSpace &space, Stream stream) {
+  const size_t bytes = size_t(problem.segments) * (space.ends.wide ? sizeof(int64_t) : sizeof(int32_t));
+  check_cuda(cudaMemsetAsync(space.ends.data, 0, bytes, static_cast<cudaStream_t>(stream)), "cudaMemsetAsync");
+  launch(find_bounds, {ceil_div(problem.rows + 1, kSegmentThreads * kRowsAtOnce), kSegmentThreads}, stream, sorted,
+         problem.rows, space.begins, space.ends);
+}
+
+}  // namespace
+
+size_t segment_sort_bytes(const SegmentProblem &problem) {
+  size_t bytes = 0;
+  cub::DoubleBuffer<uint32_t> none;
+  sort_pairs(problem, nullptr, bytes, none, none, nullptr);
+  return bytes;
+}
+
+void segment_sort(const SegmentProblem &problem, const SegmentIndices &ids, const SegmentView *payload,
+                  SegmentSpace &space, Stream stream) {
+  space.sorted = space.keys[0];
+  if (problem.rows == 0) return;
+  if (!payload || problem.dtype.bits == 32) {
+    launch_fill_keys<uint32_t>(problem, ids, payload, space, stream);
+  } else if (problem.dtype.bits == 16) {
+    launch_fill_keys<uint16_t>(problem, ids, payload, space, stream);
+  } else {
+    launch_fill_keys<uint8_t>(problem, ids, payload, space, stream);
+  }
+  cub::DoubleBuffer<uint32_t> keys(space.keys[0], space.keys[1]);
+  cub::DoubleBuffer<uint32_t> values(space.values[0], space.values[1]);
+  size_t bytes = space.sort_bytes;
+  sort_pairs(problem, space.sort, bytes, keys, values, stream);
+  space.sorted = keys.Current();
+  space.order = values.Current();
+}
+
+SegmentGroups segment_groups(const SegmentProblem &problem, const SegmentIndices &ids, const SegmentView *payload,
+                             SegmentSpace &space, Stream stream) {
+  if (problem.ids == SegmentIds::unsorted) segment_sort(problem, ids, payload, space, stream);
+  const SegmentGroups groups = groups_of(problem, ids, space);
+  const SortedIds sorted = {space.sorted, ids, problem.segments};
+  if (problem.ids != SegmentIds::offsets) bounds_of(problem, sorted, space, stream);
+  launch(cut_chunks, {ceil_div(space.chunks.count + 2, kSegmentThreads), kSegmentThreads}, stream, sorted, groups,
+         space.front);
+  return groups;
+}
+
+SegmentGroups segment_bounds(const SegmentProblem &problem, const SegmentIndices &ids, const SegmentSpace &space,
+                             Stream stream) {
+  if (problem.ids == SegmentIds::sorted) bounds_of(problem, SortedIds{nullptr, ids, problem.segments}, space, stream);
+  return groups_of(problem, ids, space);
+}
+
+void segment_expand(const SegmentProblem &problem, const SegmentIndices &offsets, SegmentSpace &space, Stream stream) {
+  launch(expand, {ceil_div(problem.rows, kSegmentThreads), kSegmentThreads}, stream, groups_of(problem, offsets, space),
+         space.ids);
+}
+
+void segment_count(const SegmentProblem &problem, const SegmentIndices &ids, SegmentSpace &space, Stream stream) {
+  check_cuda(
+      cudaMemsetAsync(space.counts, 0, size_t(problem.segments) * sizeof(uint32_t), static_cast<cudaStream_t>(stream)),
+      "cudaMemsetAsync");
+  const bool shared = problem.segments <= kMostShared;
+  const int64_t blocks = std::min<int64_t>(ceil_div(problem.rows, kSegmentThreads * kRowsAtOnce), 132 * 4);
+  launch(count_ids, {blocks, kSegmentThreads, shared ? size_t(problem.segments) * sizeof(uint32_t) : 0}, stream, ids,
+         problem.rows, problem.segments, space.counts, shared);
+}
+
+std::string segment_arch(const char *plan) { return kernel_arch(plan, reinterpret_cast<const void *>(expand)); }
+
+}  // namespace baracuda

@@ -1,0 +1,385 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "segment/segment.cuh"
+
+namespace baracuda {
+namespace {
+
+// A count for each segment.
+struct Counts {
+  const uint32_t *counts;  // NULL: the distance of offsets
+  SegmentGroups groups;
+
+  __device__ int64_t operator[](int64_t segment) const {
+    return counts ? int64_t(counts[segment]) : groups.end(segment) - groups.begin(segment);
+  }
+};
+
+// What an element of d_input is, from that of d_output; `at` counts the elements of one segment after the
+// other.
+
+template <class Bits>
+struct TakesAll {
+  using Element = Bits;
+  static constexpr bool kUsesInput = false;
+
+  __device__ Bits operator()(Bits dy, Bits, int64_t, int64_t, int64_t) const { return dy; }
+};
+
+template <class T>
+struct TakesMean {
+  using Element = T;
+  static constexpr bool kUsesInput = false;
+  using Real = typename SegmentReal<T>::type;
+
+  Counts counts;
+
+  __device__ T operator()(T dy, T, int64_t, int64_t segment, int64_t) const {
+    return T(Real(dy) / Real(counts[segment]));
+  }
+};
+
+template <class T, class Bits>
+struct TakesEven {
+  using Element = T;
+  static constexpr bool kUsesInput = true;
+  using Real = typename SegmentReal<T>::type;
+  using Tally = SegmentTally<Bits, uint32_t>;
+
+  Tally tally;
+  const typename Tally::State *states;
+
+  __device__ T operator()(T dy, T x, int64_t row, int64_t, int64_t at) const {
+    const typename Tally::State state = states[at];
+    if (tally.order.is_nan(state.key)) return T(state.tally == uint32_t(row) ? Real(dy) : Real(0));
+    const bool takes = tally.order.key(bit_cast<Bits>(x)) == state.key;
+    return T(takes ? Real(dy) / Real(state.tally) : Real(0));
+  }
+};
+
+template <class T>
+struct TakesProduct {
+  using Element = T;
+  static constexpr bool kUsesInput = true;
+  using Real = typename SegmentReal<T>::type;
+
+  const SegmentProduct<Real> *states;
+
+  __device__ T operator()(T dy, T x, int64_t, int64_t, int64_t at) const {
+    return T(segment_product_gradient(states[at], Real(x), Real(dy)));
+  }
+};
+
+// From here on, rows are gathered: a group of lanes for each row, several rows after another.
+
+struct SpreadSizes {
+  int64_t rows;
+  int64_t columns;
+  int64_t segments;
+  SegmentIndices ids;
+  const uint32_t *order;  // the row that each id is of; NULL: ids are in the order of rows
+  int across;
+  int lane_bits;
+  int64_t tiles;
+};
+
+template <class Body>
+__device__ __forceinline__ void each_row(const SpreadSizes &sizes, int64_t (&row)[4], int64_t (&segment)[4],
+                                         const Body &body) {
+  const int groups = kSegmentThreads >> sizes.lane_bits;
+  const int64_t first = int64_t(blockIdx.x) * groups * 4 + (int(threadIdx.x) >> sizes.lane_bits);
+#pragma unroll
+  for (int r = 0; r < 4; ++r) {
+    const int64_t at = first + r * groups;
+    row[r] = at;
+    segment[r] = at < sizes.rows ? sizes.ids[at] : -1;
+    if (sizes.order && at < sizes.rows) row[r] = __ldg(sizes.order + at);
+    if (uint64_t(segment[r]) >= uint64_t(sizes.segments)) segment[r] = -1;
+  }
+  body(int(threadIdx.x) & (sizes.across - 1));
+}
+
+template <class Rule, int kVector>
+__global__ __launch_bounds__(kSegmentThreads) void gather_gradient(const __grid_constant__ Rule rule,
+                                                                   const __grid_constant__ SpreadSizes sizes,
+                                                                   SegmentView d_output, SegmentView input,
+                                                                   SegmentView d_input) {
+  using Element = typename Rule::Element;
+  using Pack = SegmentPack<Element, kVector>;
+  using Word = SegmentPack<std::conditional_t<kVector == 1, typename SegmentBitsOf<sizeof(Element)>::type, uint32_t>,
+                           kVector == 1 ? 1 : sizeof(Pack) / 4>;
+  int64_t row[4];
+  int64_t segment[4];
+  each_row(sizes, row, segment, [&](int lane) {
+    for (int64_t column = int64_t(lane) * kVector; column < sizes.columns; column += int64_t(sizes.across) * kVector) {
+      Pack dy[4];
+      Pack x[4];
+#pragma unroll
+      for (int r = 0; r < 4; ++r) {
+        if (segment[r] < 0) continue;
+        const Element *from = static_cast<const Element *>(d_output.data) + segment[r] * d_output.row;
+        dy[r] = bit_cast<Pack>(*reinterpret_cast<const Word *>(from + column * d_output.column));
+        if constexpr (Rule::kUsesInput) {
+          from = static_cast<const Element *>(input.data) + row[r] * input.row;
+          x[r] = bit_cast<Pack>(*reinterpret_cast<const Word *>(from + column * input.column));
+        }
+      }
+#pragma unroll
+      for (int r = 0; r < 4; ++r) {
+        if (row[r] >= sizes.rows) continue;
+        Pack result = {};
+        if (segment[r] >= 0) {
+#pragma unroll
+          for (int v = 0; v < kVector; ++v)
+            result.value[v] =
+                rule(dy[r].value[v], x[r].value[v], row[r], segment[r], segment[r] * sizes.columns + column + v);
+        }
+        Element *to = static_cast<Element *>(d_input.data) + row[r] * d_input.row + column * d_input.column;
+        *reinterpret_cast<Word *>(to) = bit_cast<Word>(result);
+      }
+    }
+  });
+}
+
+// Only the row that `arg` names takes the gradient. Rows are below 2^32, as are negative numbers not.
+template <class Bits, class Arg, int kVector>
+__global__ __launch_bounds__(kSegmentThreads) void gather_chosen(const __grid_constant__ SpreadSizes sizes,
+                                                                 SegmentView d_output, SegmentView arg,
+                                                                 SegmentView d_input) {
+  using Pack = SegmentPack<Bits, kVector>;
+  using Word = SegmentPack<std::conditional_t<kVector == 1, Bits, uint32_t>, kVector == 1 ? 1 : sizeof(Pack) / 4>;
+  constexpr int kArgs = kVector == 1 ? 1 : 16 / sizeof(Arg) < kVector ? 16 / sizeof(Arg) : kVector;
+  using Args = SegmentPack<Arg, kArgs>;
+  int64_t row[4];
+  int64_t segment[4];
+  each_row(sizes, row, segment, [&](int lane) {
+    for (int64_t column = int64_t(lane) * kVector; column < sizes.columns; column += int64_t(sizes.across) * kVector) {
+#pragma unroll
+      for (int r = 0; r < 4; ++r) {
+        if (row[r] >= sizes.rows) continue;
+        Pack result = {};
+        if (segment[r] >= 0) {
+          const Bits *from = static_cast<const Bits *>(d_output.data) + segment[r] * d_output.row;
+          const Pack dy = bit_cast<Pack>(*reinterpret_cast<const Word *>(from + column * d_output.column));
+          const Arg *named = static_cast<const Arg *>(arg.data) + segment[r] * arg.row + column * arg.column;
+#pragma unroll
+          for (int v = 0; v < kVector; v += kArgs) {
+            const Args args = *reinterpret_cast<const Args *>(named + v);
+#pragma unroll
+            for (int a = 0; a < kArgs; ++a) result.value[v + a] = args.value[a] == Arg(row[r]) ? dy.value[v + a] : 0;
+          }
+        }
+        Bits *to = static_cast<Bits *>(d_input.data) + row[r] * d_input.row + column * d_input.column;
+        *reinterpret_cast<Word *>(to) = bit_cast<Word>(result);
+      }
+    }
+  });
+}
+
+// The same the other way round, into zeros: for few segments of many rows.
+template <class Bits, class Arg>
+__global__ __launch_bounds__(kSegmentThreads) void scatter_chosen(const __grid_constant__ SpreadSizes sizes,
+                                                                  const __grid_constant__ SegmentGroups groups,
+                                                                  SegmentView d_output, SegmentView arg,
+                                                                  SegmentView d_input) {
+  const int count = kSegmentThreads >> sizes.lane_bits;
+  const int64_t block = int64_t(blockIdx.x) / sizes.tiles;
+  const int64_t column =
+      (int64_t(blockIdx.x) - block * sizes.tiles) * sizes.across + (int(threadIdx.x) & (sizes.across - 1));
+  if (column >= sizes.columns) return;
+  const int64_t first = block * count * 4 + (int(threadIdx.x) >> sizes.lane_bits);
+  uint64_t row[4];
+  Bits dy[4];
+  bool own[4];
+#pragma unroll
+  for (int r = 0; r < 4; ++r) {
+    const int64_t segment = first + r * count;
+    row[r] = ~uint64_t(0);
+    if (segment >= sizes.segments) continue;
+    row[r] = uint64_t(arg.at<const Arg>(segment, column));
+    dy[r] = d_output.at<const Bits>(segment, column);
+  }
+#pragma unroll
+  for (int r = 0; r < 4; ++r) {
+    own[r] = false;
+    if (row[r] >= uint64_t(sizes.rows)) continue;
+    // So that no two segments write one element, whatever arg holds.
+    const int64_t segment = first + r * count;
+    const int64_t at = int64_t(row[r]);
+    own[r] = sizes.ids.data ? sizes.ids[at] == segment : groups.begin(segment) <= at && at < groups.end(segment);
+  }
+#pragma unroll
+  for (int r = 0; r < 4; ++r)
+    if (own[r]) d_input.at<Bits>(int64_t(row[r]), column) = dy[r];
+}
+
+// What a row reads when gathered, d_output and arg, costs more than zeros when it is read often.
+bool scatters(const SegmentProblem &problem) {
+  const int64_t often = problem.columns * problem.dtype.bits / 8 < 32 ? 4 : 24;
+  return problem.rows >= often * problem.segments;
+}
+
+struct Launcher {
+  const SegmentBackward &call;
+  SegmentSpace &space;
+  Stream stream;
+
+  const SegmentProblem &problem() const { return call.problem; }
+
+  // Rows in the order of segments, where that is known: each segment is read once.
+  SegmentIndices row_ids(const uint32_t *&order) const {
+    order = nullptr;
+    if (problem().ids == SegmentIds::offsets) {
+      segment_expand(problem(), call.ids, space, stream);
+      return {space.ids.data, 1, space.ids.wide};
+    }
+    constexpr int64_t kNarrowLimit = int64_t(1) << 31;
+    if (!space.order || problem().segments >= kNarrowLimit) return call.ids;
+    order = space.order;
+    return {space.sorted, 1, false};
+  }
+
+  SegmentGroups groups() const {
+    SegmentGroups groups = {};
+    groups.rows = problem().rows;
+    groups.segments = problem().segments;
+    groups.offsets = call.ids;
+    return groups;
+  }
+
+  SpreadSizes sizes(const SegmentIndices &ids, const uint32_t *order, int vector) const {
+    SpreadSizes sizes = {problem().rows, problem().columns, problem().segments, ids, order, 1, 0, 1};
+    sizes.across = int(std::bit_ceil(uint64_t(std::min<int64_t>(ceil_div(problem().columns, vector), 32))));
+    sizes.lane_bits = std::countr_zero(unsigned(sizes.across));
+    sizes.tiles = ceil_div(problem().columns, sizes.across);
+    return sizes;
+  }
+
+  Grid grid(const SpreadSizes &sizes, int64_t rows) const {
+    return {ceil_div(rows, int64_t(kSegmentThreads >> sizes.lane_bits) * 4), kSegmentThreads};
+  }
+
+  bool aligned(int vector, int bytes) const {
+    return problem().columns % vector == 0 && segment_aligned(call.d_output, vector, bytes) &&
+           segment_aligned(call.d_input, vector, bytes);
+  }
+
+  template <class Rule>
+  void gather(const Rule &rule) const {
+    constexpr int kBytes = sizeof(typename Rule::Element);
+    constexpr int kVector = 16 / kBytes;
+    const uint32_t *order = nullptr;
+    const SegmentIndices ids = row_ids(order);
+    if (aligned(kVector, kBytes) && (!Rule::kUsesInput || segment_aligned(call.input, kVector, kBytes))) {
+      run<kVector>(rule, ids, order);
+    } else {
+      run<1>(rule, ids, order);
+    }
+  }
+
+  template <int kVector, class Rule>
+  void run(const Rule &rule, const SegmentIndices &ids, const uint32_t *order) const {
+    const SpreadSizes shape = sizes(ids, order, kVector);
+    launch(gather_gradient<Rule, kVector>, grid(shape, problem().rows), stream, rule, shape, call.d_output, call.input,
+           call.d_input);
+  }
+
+  template <class Bits, class Arg>
+  void chosen(const SegmentView &arg) const {
+    constexpr int kVector = 16 / sizeof(Bits);
+    const int64_t elements = problem().rows * problem().columns;
+    const bool dense = call.d_input.column == 1 || problem().columns == 1;
+    const bool whole = dense && (problem().rows == 1 || call.d_input.row == problem().columns);
+    if (whole && !space.order && scatters(problem())) {
+      check_cuda(
+          cudaMemsetAsync(call.d_input.data, 0, size_t(elements) * sizeof(Bits), static_cast<cudaStream_t>(stream)),
+          "cudaMemsetAsync");
+      if (problem().segments == 0) return;
+      const bool offsets = problem().ids == SegmentIds::offsets;
+      const SpreadSizes shape = sizes(offsets ? SegmentIndices() : call.ids, nullptr, 1);
+      Grid blocks = grid(shape, problem().segments);
+      blocks.blocks *= shape.tiles;
+      launch(scatter_chosen<Bits, Arg>, blocks, stream, shape, groups(), call.d_output, arg, call.d_input);
+      return;
+    }
+    const uint32_t *order = nullptr;
+    const SegmentIndices ids = row_ids(order);
+    if (aligned(kVector, sizeof(Bits)) && segment_aligned(arg, kVector, sizeof(Arg))) {
+      const SpreadSizes shape = sizes(ids, order, kVector);
+      launch(gather_chosen<Bits, Arg, kVector>, grid(shape, problem().rows), stream, shape, call.d_output, arg,
+             call.d_input);
+    } else {
+      const SpreadSizes shape = sizes(ids, order, 1);
+      launch(gather_chosen<Bits, Arg, 1>, grid(shape, problem().rows), stream, shape, call.d_output, arg, call.d_input);
+    }
+  }
+};
+
+template <class Body>
+void dispatch_float_bits(DLDataType dtype, const Body &body) {
+  switch (dtype.bits) {
+    case 16:
+      return body(TypeTag<uint16_t>{});
+    case 32:
+      return body(TypeTag<uint32_t>{});
+    default:
+      return body(TypeTag<uint64_t>{});
+  }
+}
+
+}  // namespace
+
+bool segment_sorts_for_arg(const SegmentProblem &problem) {
+  // Of d_output and arg, what stays in a cache of the chip needs no order.
+  constexpr int64_t kCached = 24 << 20;
+  const int64_t row = problem.columns * (problem.dtype.bits / 8 + (problem.wide_index ? 8 : 4));
+  return problem.ids == SegmentIds::unsorted && problem.extreme() && !scatters(problem) && row >= 256 &&
+         problem.segments * row > kCached && problem.rows <= kSegmentMostRows && problem.segments <= kSegmentMostRows;
+}
+
+void segment_spread(const SegmentBackward &call, SegmentSpace &space, Stream stream) {
+  const SegmentProblem &problem = call.problem;
+  const Launcher launcher = {call, space, stream};
+  if (problem.kind == SegmentKind::sum) {
+    dispatch_float_bits(problem.dtype, [&](auto tag) { launcher.gather(TakesAll<typename decltype(tag)::type>{}); });
+    return;
+  }
+  if (problem.extreme() && !problem.even) {
+    const SegmentView own = {space.states, problem.columns, 1};
+    if (call.arg.data && segment_sorts_for_arg(problem)) segment_sort(problem, call.ids, nullptr, space, stream);
+    dispatch_float_bits(problem.dtype, [&](auto tag) {
+      using Bits = typename decltype(tag)::type;
+      if (!call.arg.data) {
+        launcher.chosen<Bits, uint32_t>(own);
+      } else if (problem.wide_index) {
+        launcher.chosen<Bits, uint64_t>(call.arg);
+      } else {
+        launcher.chosen<Bits, uint32_t>(call.arg);
+      }
+    });
+    return;
+  }
+  SegmentGroups bounds = {};
+  if (problem.kind == SegmentKind::mean) {
+    if (problem.ids == SegmentIds::unsorted) {
+      segment_count(problem, call.ids, space, stream);
+    } else {
+      bounds = segment_bounds(problem, call.ids, space, stream);
+    }
+  }
+  dispatch_dtype<float16, bfloat16, float, double>(problem.dtype, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    using Bits = typename SegmentBitsOf<sizeof(T)>::type;
+    using Real = typename SegmentReal<T>::type;
+    if (problem.kind == SegmentKind::mean) {
+      launcher.gather(TakesMean<T>{{space.counts, bounds}});
+    } else if (problem.kind == SegmentKind::prod) {
+      launcher.gather(TakesProduct<T>{reinterpret_cast<const SegmentProduct<Real> *>(space.states)});
+    } else {
+      using Rule = TakesEven<T, Bits>;
+      launcher.gather(Rule{{segment_order<Bits>(problem.dtype, problem.kind == SegmentKind::min)},
+                           reinterpret_cast<const typename Rule::Tally::State *>(space.states)});
+    }
+  });
+}
+
+}  // namespace baracuda

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "segment/segment.cuh"
+
+namespace baracuda {
+
+void segment_tallies(const SegmentBackward &call, SegmentSpace &space, Stream stream) {
+  const auto tally = [&](auto tag) {
+    using Bits = typename decltype(tag)::type;
+    SegmentStates<SegmentTally<Bits, uint32_t>> op = {};
+    op.order = segment_order<Bits>(call.problem.dtype, call.problem.kind == SegmentKind::min);
+    op.to = reinterpret_cast<decltype(op.to)>(space.states);
+    op.columns = call.problem.columns;
+    segment_reduce<decltype(op), 16 / sizeof(Bits)>(call.problem, call.input, call.ids, op, true, true, space, stream);
+  };
+  switch (call.problem.dtype.bits) {
+    case 16:
+      return tally(TypeTag<uint16_t>{});
+    case 32:
+      return tally(TypeTag<uint32_t>{});
+    default:
+      return tally(TypeTag<uint64_t>{});
+  }
+}
+
+void segment_factors(const SegmentBackward &call, SegmentSpace &space, Stream stream) {
+  dispatch_dtype<float16, bfloat16, float, double>(call.problem.dtype, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    SegmentStates<SegmentOthers<T>> op = {};
+    op.to = reinterpret_cast<decltype(op.to)>(space.states);
+    op.columns = call.problem.columns;
+    segment_reduce<decltype(op), 1>(call.problem, call.input, call.ids, op, true, false, space, stream);
+  });
+}
+
+}  // namespace baracuda

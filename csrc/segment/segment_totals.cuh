@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstring>
+
+#include "segment/segment.cuh"
+
+namespace baracuda {
+
+template <template <class> class Reduction, class T, int kVector>
+void segment_totals(const SegmentForward &call, SegmentSpace &space, Stream stream) {
+  SegmentTotals<Reduction, T> op = {};
+  op.output = call.output;
+  op.mean = call.problem.kind == SegmentKind::mean;
+  std::memcpy(&op.empty, &call.empty_bits, sizeof op.empty);
+  segment_reduce<decltype(op), kVector>(call.problem, call.input, call.ids, op,
+                                        segment_aligned(call.output, kVector, sizeof(T)), false, space, stream);
+}
+
+}  // namespace baracuda
