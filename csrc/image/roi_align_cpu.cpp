@@ -60,7 +60,7 @@ struct Roi {
 
 template <class T>
 void forward(const RoiAlignForward &call) {
-  using Real = typename ImageReal<T>::type;
+  using Real = ImageReal<T>::type;
   const RoiAlignProblem &problem = call.problem;
   const int64_t planes = problem.rois * problem.c;
   const int64_t bins = int64_t(problem.pooled_h) * problem.pooled_w;
@@ -98,7 +98,7 @@ void forward(const RoiAlignForward &call) {
 
 template <class T>
 void backward(const RoiAlignBackward &call) {
-  using Real = typename ImageReal<T>::type;
+  using Real = ImageReal<T>::type;
   const RoiAlignProblem &problem = call.problem;
   std::vector<std::vector<std::pair<int64_t, Roi<Real>>>> rois(size_t(problem.n));
   for (int64_t r = 0; r < problem.rois; ++r) {

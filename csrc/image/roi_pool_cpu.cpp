@@ -10,7 +10,7 @@ namespace {
 
 template <class T>
 void forward(const RoiPoolForward &call) {
-  using Real = typename ImageReal<T>::type;
+  using Real = ImageReal<T>::type;
   const RoiProblem &problem = call.problem;
   const int64_t planes = problem.rois * problem.c;
   const int64_t bins = int64_t(problem.pooled_h) * problem.pooled_w;
@@ -29,7 +29,7 @@ bool holds(const RoiCells &cells, int64_t cell) { return cell >= cells.first && 
 
 template <class T>
 void backward(const RoiPoolBackward &call) {
-  using Real = typename ImageReal<T>::type;
+  using Real = ImageReal<T>::type;
   const RoiProblem &problem = call.problem;
   const int64_t cells = int64_t(problem.h) * problem.w;
   const int64_t planes = problem.n * problem.c;
