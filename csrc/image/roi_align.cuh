@@ -82,7 +82,7 @@ constexpr int kRoiBlockChannels = kRoiWarps * kRoiWarpChannels;
 constexpr int kRoiColumns = 64;
 constexpr int kRoiColumnStride = kRoiColumns + 4;
 // Items of a lane at a time.
-constexpr int kRoiItems = 4;
+constexpr int kRoiItems = 3;
 
 struct RoiAlignForwardCall {
   RoiAlignForward forward;
@@ -173,6 +173,24 @@ __global__ void __launch_bounds__(kRoiThreads, sizeof(T) == sizeof(double) ? 2 :
       }
       const bool once = end - first <= kRoiColumns;
       const T *const from = static_cast<const T *>(input.data) + input.plane(roi.batch < 0 ? 0 : roi.batch, c);
+      const T *at[kRoiItems];
+      int32_t sum_at[kRoiItems];
+      // Where the lane's items of a group lie.
+      const auto find_items = [&](int32_t begin, int32_t packs, int32_t group, int32_t items) {
+        const SmallDivider by_packs(packs);
+#pragma unroll
+        for (int k = 0; k < kRoiItems; ++k) {
+          const int32_t item = min(group + k * kLanes + lane, items - 1);
+          const int32_t channel = by_packs.divide(item);
+          const int32_t column = (item - channel * packs) * kVector;
+          at[k] = from + channel * input.channel + (begin + column) * input.column;
+          sum_at[k] = channel * kRoiColumnStride + column;
+        }
+      };
+      // Mostly these are the same for all rows of bins.
+      const int32_t all_packs = (end - first + kVector - 1) / kVector;
+      const bool same = once && end > first && all_packs * channels <= kRoiItems * kLanes;
+      if (same) find_items(first, all_packs, 0, all_packs * channels);
       for (int32_t ph = 0; ph < ph_count; ++ph) {
         const int2 rows = roi.batch >= 0 ? y.bins[ph] : make_int2(0, 0);
         if (!once)
@@ -182,37 +200,41 @@ __global__ void __launch_bounds__(kRoiThreads, sizeof(T) == sizeof(double) ? 2 :
           const int32_t columns = max(min(end - begin, kRoiColumns), 0);
           const int32_t packs = (columns + kVector - 1) / kVector;
           const int32_t items = rows.y == 0 ? 0 : packs * channels;
-          const SmallDivider by_packs(max(packs, 1));
           for (int32_t group = 0; group < items; group += kRoiItems * kLanes) {
-            const T *at[kRoiItems];
-            int32_t sum_at[kRoiItems];
+            if (!same) find_items(begin, packs, group, items);
             Real sum[kRoiItems][kVector];
 #pragma unroll
-            for (int k = 0; k < kRoiItems; ++k) {
-              const int32_t item = min(group + k * kLanes + lane, items - 1);
-              const int32_t channel = by_packs.divide(item);
-              const int32_t column = (item - channel * packs) * kVector;
-              at[k] = from + channel * input.channel + (begin + column) * input.column;
-              sum_at[k] = channel * kRoiColumnStride + column;
+            for (int k = 0; k < kRoiItems; ++k)
 #pragma unroll
               for (int v = 0; v < kVector; ++v) sum[k][v] = 0;
-            }
             const int32_t rounds = min((items - group + kLanes - 1) / kLanes, kRoiItems);
-#pragma unroll 1
-            for (int32_t entry = rows.x; entry < rows.x + rows.y; ++entry) {
-              const Real weight = y.weight[entry];
+            Pack pack[2][kRoiItems];
+            const auto load = [&](Pack(&into)[kRoiItems], int32_t entry) {
               const int64_t row = y.cell[entry] * input.row;
-              Pack pack[kRoiItems];
 #pragma unroll
               for (int k = 0; k < kRoiItems; ++k)
-                if (k < rounds) pack[k] = *reinterpret_cast<const Pack *>(at[k] + row);
+                if (k < rounds) into[k] = *reinterpret_cast<const Pack *>(at[k] + row);
+            };
+            const auto add = [&](const Pack(&of)[kRoiItems], int32_t entry) {
+              const Real weight = y.weight[entry];
 #pragma unroll
               for (int k = 0; k < kRoiItems; ++k)
                 if (k < rounds) {
 #pragma unroll
-                  for (int v = 0; v < kVector; ++v) sum[k][v] += weight * Real(pack[k].value[v]);
+                  for (int v = 0; v < kVector; ++v) sum[k][v] += weight * Real(of[k].value[v]);
                 }
+            };
+            // A row's loads are on their way while the row before is added.
+            const int32_t last = rows.x + rows.y - 1;
+            load(pack[0], rows.x);
+            int32_t entry = rows.x;
+            for (; entry < last; entry += 2) {
+              load(pack[1], entry + 1);
+              add(pack[0], entry);
+              if (entry + 2 <= last) load(pack[0], entry + 2);
+              add(pack[1], entry + 1);
             }
+            if (entry == last) add(pack[0], last);
 #pragma unroll
             for (int k = 0; k < kRoiItems; ++k)
               if (group + k * kLanes + lane < items) {
@@ -472,31 +494,33 @@ class RoiTile {
     const Real *const weights_x = reinterpret_cast<const Real *>(record + call_.table.x_at);
     const RoiReach *const bins_y = reinterpret_cast<const RoiReach *>(record + call_.table.bins_at);
     const RoiReach *const bins_x = bins_y + problem.pooled_h;
+    bool odd = false;
     for (int32_t x_from = 0; x_from < problem.pooled_w; x_from += kLanes) {
-      unsigned x_left = over(bins_x, x_from, problem.pooled_w, column_);
-      while (x_left) {
+      const Bins over_x = over(bins_x, x_from, problem.pooled_w, column_);
+      for (int32_t first = over_x.first; first < over_x.end; first += kTileBins) {
         Real wx[kTileBins][kTileSide];
-        int32_t pw[kTileBins];
 #pragma unroll
         for (int k = 0; k < kTileBins; ++k) {
-          pw[k] = -1;
-          int32_t place = 0;
-          if (x_left) {
-            pw[k] = x_from + __ffs(int(x_left)) - 1;
-            x_left &= x_left - 1;
-            place = bins_x[pw[k]].place + column_ - bins_x[pw[k]].first;
-          }
+          // The weights begin with zeros.
+          const int32_t place = first + k < over_x.end ? place_of(bins_x[first + k], column_) : 0;
 #pragma unroll
           for (int j = 0; j < kTileSide; ++j) wx[k][j] = weights_x[place + j];
         }
+        const T *const line = given + first * given_column;
+        const int32_t count = over_x.end - first;
         for (int32_t y_from = 0; y_from < problem.pooled_h; y_from += kLanes) {
-          unsigned y_left = over(bins_y, y_from, problem.pooled_h, row_);
-          while (y_left) {
-            const int32_t ph = y_from + __ffs(int(y_left)) - 1;
-            y_left &= y_left - 1;
-            add_row(given + ph * given_row, given_column, pw, wx,
-                    weights_y + bins_y[ph].place + row_ - bins_y[ph].first);
+          const Bins over_y = over(bins_y, y_from, problem.pooled_h, row_);
+          for (int32_t ph = over_y.first; ph < over_y.end; ++ph)
+            add_row<false>(line + ph * given_row, given_column, count, wx, weights_y + place_of(bins_y[ph], row_), odd);
+        }
+        if (__any_sync(kAllLanes, odd)) {
+          for (int32_t y_from = 0; y_from < problem.pooled_h; y_from += kLanes) {
+            const Bins over_y = over(bins_y, y_from, problem.pooled_h, row_);
+            for (int32_t ph = over_y.first; ph < over_y.end; ++ph)
+              add_row<true>(line + ph * given_row, given_column, count, wx, weights_y + place_of(bins_y[ph], row_),
+                            odd);
           }
+          odd = false;
         }
       }
     }
@@ -505,54 +529,54 @@ class RoiTile {
   __device__ Real sum(int i, int j) const { return sum_[i][j]; }
 
  private:
-  // Which of 32 bins reach the tile.
-  __device__ __forceinline__ unsigned over(const RoiReach *bins, int32_t from, int32_t count, int32_t cell) const {
+  struct Bins {
+    int32_t first;
+    int32_t end;
+  };
+
+  // Which of 32 bins reach the tile: neighbours, because positions ascend or descend with the bins.
+  __device__ __forceinline__ Bins over(const RoiReach *bins, int32_t from, int32_t count, int32_t cell) const {
     const int32_t b = from + int32_t(threadIdx.x % kLanes);
     bool reaches = false;
     if (b < count)
       reaches = bins[b].first < cell + kTileSide && bins[b].first + bins[b].count > cell && bins[b].count > 0;
-    return __ballot_sync(kAllLanes, reaches);
+    const unsigned mask = __ballot_sync(kAllLanes, reaches);
+    const int32_t first = from + __ffs(int(mask)) - 1;
+    return {first, mask == 0 ? first : first + __popc(mask)};
   }
 
-  __device__ __forceinline__ void add_row(const T *given, int64_t given_column, const int32_t (&pw)[kTileBins],
-                                          const Real (&wx)[kTileBins][kTileSide], const Real *wy) {
-    // Sums of numbers below this, of which the weights are no more than one each, are finite.
+  __device__ __forceinline__ static int32_t place_of(const RoiReach &bin, int32_t cell) {
+    return bin.place + cell - bin.first;
+  }
+
+  // Of numbers so large that sums of them may not be finite, and of those that aren't, a weight of zero is no factor:
+  // they are left out at first, and added by themselves.
+  template <bool kOdd>
+  __device__ __forceinline__ void add_row(const T *given, int64_t given_column, int32_t count,
+                                          const Real (&wx)[kTileBins][kTileSide], const Real *wy, bool &odd) {
     constexpr Real kSafe = sizeof(Real) == sizeof(float) ? Real(0x1p120) : Real(0x1p1000);
     Real value[kTileBins];
-    bool safe = true;
 #pragma unroll
     for (int k = 0; k < kTileBins; ++k) {
-      value[k] = pw[k] < 0 ? Real(0) : Real(given[pw[k] * given_column]);
-      safe = safe && value[k] < kSafe && value[k] > -kSafe;
+      value[k] = k < count ? Real(given[k * given_column]) : Real(0);
+      const bool safe = value[k] < kSafe && value[k] > -kSafe;
+      if (safe == kOdd) value[k] = 0;
+      odd = odd || !safe;
     }
     Real line[kTileSide];
-    if (safe) {
 #pragma unroll
-      for (int j = 0; j < kTileSide; ++j) {
-        line[j] = wx[0][j] * value[0];
+    for (int j = 0; j < kTileSide; ++j) {
+      line[j] = 0;
 #pragma unroll
-        for (int k = 1; k < kTileBins; ++k) line[j] += wx[k][j] * value[k];
-      }
+      for (int k = 0; k < kTileBins; ++k)
+        if (!kOdd || wx[k][j] != 0) line[j] += wx[k][j] * value[k];
+    }
 #pragma unroll
-      for (int i = 0; i < kTileSide; ++i)
+    for (int i = 0; i < kTileSide; ++i) {
+      const Real weight = wy[i];
+      if (kOdd && weight == 0) continue;
 #pragma unroll
-        for (int j = 0; j < kTileSide; ++j) sum_[i][j] += wy[i] * line[j];
-    } else {
-      // A weight of zero is no factor of what isn't finite.
-#pragma unroll
-      for (int j = 0; j < kTileSide; ++j) {
-        line[j] = 0;
-#pragma unroll
-        for (int k = 0; k < kTileBins; ++k)
-          if (wx[k][j] != 0) line[j] += wx[k][j] * value[k];
-      }
-#pragma unroll
-      for (int i = 0; i < kTileSide; ++i) {
-        if (wy[i] != 0) {
-#pragma unroll
-          for (int j = 0; j < kTileSide; ++j) sum_[i][j] += wy[i] * line[j];
-        }
-      }
+      for (int j = 0; j < kTileSide; ++j) sum_[i][j] += weight * line[j];
     }
   }
 
