@@ -187,8 +187,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     found = []
     for row in rows(lab):
         found.append(row)
-        texts = [f"{name} {row[name]['max']:.2e} {row[name]['mean']:.2e}" for name in ("baracuda", "torch") if name in row]
-        print(f"{row['kind']:13} {row['direction']:8} {row['dtype']:8} {row['length']:9}  {'  '.join(texts)}", flush=True)
+        texts = [
+            f"{name} {row[name]['max']:.2e} {row[name]['mean']:.2e}" for name in ("baracuda", "torch") if name in row
+        ]
+        print(
+            f"{row['kind']:13} {row['direction']:8} {row['dtype']:8} {row['length']:9}  {'  '.join(texts)}", flush=True
+        )
     if options.json is not None:
         report.write(options.json, report.meta(lab, "accuracy", options.commit), found)
     return 0

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <iterator>
 
+#include "baracuda/image.h"
 #include "baracuda/kv_cache.h"
 #include "baracuda/layout.h"
 #include "baracuda/pooling.h"
@@ -117,6 +118,44 @@ constexpr baracuda_field kFractionalMaxPool3dBackward[] = {
     BARACUDA_POOL_RULES(baracuda_fractional_max_pool3d_backward_desc),
     BARACUDA_POOL_BACKWARD(baracuda_fractional_max_pool3d_backward_desc)};
 
+#define BARACUDA_ROI_FIELDS(Desc)                                                                                     \
+  field_of("n", BARACUDA_FIELD_INT64, offsetof(Desc, n)), field_of("c", BARACUDA_FIELD_INT64, offsetof(Desc, c)),     \
+      field_of("h", BARACUDA_FIELD_INT64, offsetof(Desc, h)), field_of("w", BARACUDA_FIELD_INT64, offsetof(Desc, w)), \
+      field_of("num_rois", BARACUDA_FIELD_INT64, offsetof(Desc, num_rois)),                                           \
+      field_of("pooled_h", BARACUDA_FIELD_INT64, offsetof(Desc, pooled_h)),                                           \
+      field_of("pooled_w", BARACUDA_FIELD_INT64, offsetof(Desc, pooled_w)),                                           \
+      field_of("spatial_scale", BARACUDA_FIELD_DOUBLE, offsetof(Desc, spatial_scale))
+#define BARACUDA_ROI_ALIGN_FIELDS(Desc)                                                                        \
+  BARACUDA_ROI_FIELDS(Desc), field_of("sampling_ratio", BARACUDA_FIELD_INT64, offsetof(Desc, sampling_ratio)), \
+      field_of("aligned", BARACUDA_FIELD_BOOL, offsetof(Desc, aligned)),                                       \
+      field_of("dtype", BARACUDA_FIELD_DTYPE, offsetof(Desc, dtype)),                                          \
+      field_of("rois_dtype", BARACUDA_FIELD_DTYPE, offsetof(Desc, rois_dtype))
+
+constexpr baracuda_field kRoiAlign[] = {BARACUDA_ROI_ALIGN_FIELDS(baracuda_roi_align_desc)};
+constexpr baracuda_field kRoiAlignBackward[] = {
+    BARACUDA_ROI_ALIGN_FIELDS(baracuda_roi_align_backward_desc),
+    field_of("accumulate", BARACUDA_FIELD_BOOL, offsetof(baracuda_roi_align_backward_desc, accumulate))};
+
+#define BARACUDA_ROI_POOL_FIELDS(Desc)                                                       \
+  BARACUDA_ROI_FIELDS(Desc), field_of("dtype", BARACUDA_FIELD_DTYPE, offsetof(Desc, dtype)), \
+      field_of("rois_dtype", BARACUDA_FIELD_DTYPE, offsetof(Desc, rois_dtype))
+
+constexpr baracuda_field kRoiPool[] = {
+    BARACUDA_ROI_POOL_FIELDS(baracuda_roi_pool_desc),
+    field_of("index_dtype", BARACUDA_FIELD_OPTIONAL_DTYPE, offsetof(baracuda_roi_pool_desc, index_dtype))};
+constexpr baracuda_field kRoiPoolBackward[] = {
+    BARACUDA_ROI_POOL_FIELDS(baracuda_roi_pool_backward_desc),
+    field_of("index_dtype", BARACUDA_FIELD_DTYPE, offsetof(baracuda_roi_pool_backward_desc, index_dtype)),
+    field_of("accumulate", BARACUDA_FIELD_BOOL, offsetof(baracuda_roi_pool_backward_desc, accumulate))};
+
+constexpr baracuda_field kNms[] = {
+    {"num_boxes", BARACUDA_FIELD_INT64, offsetof(baracuda_nms_desc, num_boxes), nullptr},
+    {"iou_threshold", BARACUDA_FIELD_DOUBLE, offsetof(baracuda_nms_desc, iou_threshold), nullptr},
+    {"dtype", BARACUDA_FIELD_DTYPE, offsetof(baracuda_nms_desc, dtype), nullptr},
+    {"scores_dtype", BARACUDA_FIELD_OPTIONAL_DTYPE, offsetof(baracuda_nms_desc, scores_dtype), nullptr},
+    {"class_dtype", BARACUDA_FIELD_OPTIONAL_DTYPE, offsetof(baracuda_nms_desc, class_dtype), nullptr},
+};
+
 constexpr const char *kScanKinds[] = {"cumsum",       "cumprod",           "cummax", "cummin",
                                       "logcumsumexp", "linear_recurrence", nullptr};
 constexpr const char *kTies[] = {"first", "last", nullptr};
@@ -203,6 +242,16 @@ constexpr baracuda_operator kOperators[] = {
      sizeof(baracuda_fractional_max_pool3d_backward_desc), kFractionalMaxPool3dBackward,
      std::size(kFractionalMaxPool3dBackward),
      create<baracuda_fractional_max_pool3d_backward_desc, baracuda_fractional_max_pool3d_backward_plan_create>},
+    {"roi_align", "RoiAlignPlan", "image", sizeof(baracuda_roi_align_desc), kRoiAlign, std::size(kRoiAlign),
+     create<baracuda_roi_align_desc, baracuda_roi_align_plan_create>},
+    {"roi_align_backward", "RoiAlignBackwardPlan", "image", sizeof(baracuda_roi_align_backward_desc), kRoiAlignBackward,
+     std::size(kRoiAlignBackward), create<baracuda_roi_align_backward_desc, baracuda_roi_align_backward_plan_create>},
+    {"roi_pool", "RoiPoolPlan", "image", sizeof(baracuda_roi_pool_desc), kRoiPool, std::size(kRoiPool),
+     create<baracuda_roi_pool_desc, baracuda_roi_pool_plan_create>},
+    {"roi_pool_backward", "RoiPoolBackwardPlan", "image", sizeof(baracuda_roi_pool_backward_desc), kRoiPoolBackward,
+     std::size(kRoiPoolBackward), create<baracuda_roi_pool_backward_desc, baracuda_roi_pool_backward_plan_create>},
+    {"nms", "NmsPlan", "image", sizeof(baracuda_nms_desc), kNms, std::size(kNms),
+     create<baracuda_nms_desc, baracuda_nms_plan_create>},
     {"scan", "ScanPlan", "scan", sizeof(baracuda_scan_desc), kScan, std::size(kScan),
      create<baracuda_scan_desc, baracuda_scan_plan_create>},
     {"scan_backward", "ScanBackwardPlan", "scan", sizeof(baracuda_scan_backward_desc), kScanBackward,

@@ -213,6 +213,51 @@ PROBLEMS += [
     )
 ]
 
+
+def _rois(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    """Boxes for maps of 30 x 41, some of them over its edges or inverted, of two images and of a third that isn't."""
+    return np.concatenate([rng.integers(0, 3, (shape[0], 1)), rng.uniform(-5, 45, (shape[0], 4))], 1).astype(dtype)
+
+
+_ROIS = {"n": 2, "c": 35, "h": 30, "w": 41, "num_rois": 21, "pooled_h": 5, "pooled_w": 7}
+
+PROBLEMS += [
+    Problem(
+        f"{plan.__name__.removesuffix('Plan')} {dtype} {change}", plan, {**_ROIS, "dtype": dtype, **change},
+        {"rois": _rois},
+    )
+    for plan, dtype, change in (
+        (bc.RoiAlignPlan, "float32", {"sampling_ratio": 2}),
+        (bc.RoiAlignPlan, "bfloat16", {"aligned": True, "rois_dtype": "float64"}),
+        (bc.RoiAlignBackwardPlan, "float32", {}),
+        (bc.RoiAlignBackwardPlan, "float16", {"accumulate": True, "sampling_ratio": 2}),
+    )
+]  # fmt: skip
+
+
+def _corners(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    low = rng.uniform(0, 40, (shape[0], 2))
+    return np.concatenate([low, low + rng.uniform(1, 20, low.shape)], 1).astype(dtype)
+
+
+PROBLEMS += [
+    Problem(f"Nms {fields}", bc.NmsPlan, {"num_boxes": 200, "iou_threshold": 0.3, **fields}, {"boxes": _corners})
+    for fields in ({}, {"dtype": "float64", "scores_dtype": "bfloat16", "class_dtype": "int64"})
+]
+PROBLEMS += [
+    Problem(
+        f"{plan.__name__.removesuffix('Plan')} {dtype} {change}", plan, {**_ROIS, "dtype": dtype, **change},
+        {"rois": _rois, "argmax": below(30 * 41)},
+    )
+    for plan, dtype, change in (
+        (bc.RoiPoolPlan, "float32", {}),
+        (bc.RoiPoolPlan, "bfloat16", {"index_dtype": None, "rois_dtype": "float64"}),
+        (bc.RoiPoolBackwardPlan, "float32", {"index_dtype": "int64"}),
+        (bc.RoiPoolBackwardPlan, "float16", {"accumulate": True}),
+    )
+]  # fmt: skip
+
+
 # Short rows, rows, a long row and columns: a kernel each.
 _SCANS: tuple[tuple[tuple[int, ...], int], ...] = (((5, 40), 1), ((3, 700), 1), ((1, 70_000), 1), ((300, 70), 0))
 

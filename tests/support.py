@@ -124,6 +124,7 @@ REQUIREMENTS: dict[str, Callable[[], str | None]] = {
     "gpus": _gpus,
     "torch": functools.partial(_module, "torch"),
     "torch.cuda": _torch_cuda,
+    "torchvision": functools.partial(_module, "torchvision"),
     "gpu.memory": _gpu_memory,
     "jax": functools.partial(_module, "jax"),
     "jax.cuda": _jax_cuda,
@@ -148,6 +149,11 @@ def _imported(name: str) -> ModuleType:
 @functools.cache
 def torch() -> ModuleType:
     return _imported("torch")
+
+
+@functools.cache
+def torchvision() -> ModuleType:
+    return _imported("torchvision")
 
 
 @functools.cache

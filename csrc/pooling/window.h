@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "runtime/exact.h"
 #include "runtime/half.h"
 
 namespace baracuda {
@@ -30,31 +31,6 @@ struct PoolAxis {
   BARACUDA_HD int32_t earliest(int32_t i) const;
   BARACUDA_HD int32_t latest(int32_t i) const;
 };
-
-// Host arithmetic and device arithmetic must round alike, so nothing here may be contracted to a
-// fused multiply-add or replaced by an approximate division.
-#if defined(__CUDA_ARCH__)
-__device__ inline float exact_add(float a, float b) { return __fadd_rn(a, b); }
-__device__ inline float exact_multiply(float a, float b) { return __fmul_rn(a, b); }
-__device__ inline float exact_divide(float a, float b) { return __fdiv_rn(a, b); }
-__device__ inline double exact_add(double a, double b) { return __dadd_rn(a, b); }
-__device__ inline double exact_multiply(double a, double b) { return __dmul_rn(a, b); }
-__device__ inline double exact_divide(double a, double b) { return __ddiv_rn(a, b); }
-#else
-// No expression here has a product and a sum, so there is nothing to contract on the host.
-template <class Real>
-inline Real exact_add(Real a, Real b) {
-  return a + b;
-}
-template <class Real>
-inline Real exact_multiply(Real a, Real b) {
-  return a * b;
-}
-template <class Real>
-inline Real exact_divide(Real a, Real b) {
-  return a / b;
-}
-#endif
 
 // Quotients of numbers that are not negative; on the GPU 32 bits are much faster than 64.
 BARACUDA_HD inline int64_t quotient(int64_t dividend, int32_t divisor) {

@@ -524,7 +524,7 @@ struct Share {
   static constexpr int kStageBytes = kItems * kWidest;
 
   Held<typename Op::Inputs, kRun> raw;
-  A next;  // what follows the lane's run
+  A next;             // what follows the lane's run
   Common<Op> common;  // of the run
 
   // The lane's own row, or one that there is.
@@ -724,8 +724,8 @@ __global__ void __launch_bounds__(kRowWarps *kWarp, kBlocks)
   const int row_warps = 1 << warps_shift;
   const int place = warp & (row_warps - 1);
   std::byte *stage = stages + warp * Row::kStageBytes;
-  const int64_t row = (int64_t(blockIdx.x) * (kRowWarps >> warps_shift) + (warp >> warps_shift)) *
-                      (Row::kItems >> shift);
+  const int64_t row =
+      (int64_t(blockIdx.x) * (kRowWarps >> warps_shift) + (warp >> warps_shift)) * (Row::kItems >> shift);
   typename Op::Value carry = initial_value(op, g, min(row + (lane * kRun >> shift), g.rows - 1));
   typename Row::Rows rows;
   Row::rows_of(g, Slots(g, row, 0, shift, Row::kItems), lane, rows);

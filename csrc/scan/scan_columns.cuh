@@ -58,8 +58,7 @@ __global__ void __launch_bounds__(kGroups *kWarp, kBlocks)
   for_each<kInputs>([&](auto k) {
     using T = at<k(), typename Op::Inputs>;
     const int64_t step = g.step[k()];
-    const T *from = reinterpret_cast<const T *>(g.data[k()]) +
-                    (start[k()] + (left < 1 ? g.length - 1 : first) * step);
+    const T *from = reinterpret_cast<const T *>(g.data[k()]) + (start[k()] + (left < 1 ? g.length - 1 : first) * step);
 #pragma unroll
     for (int r = 0; r < kLines; ++r) {
       held<k()>(lines[r]).load(from);
@@ -165,8 +164,7 @@ __global__ void __launch_bounds__(kGroups *kWarp, kBlocks)
         using U = at<k(), typename Op::Outputs>;
         constexpr int slot = kInputs + k();
         if (Op::Outputs::size == 1 || g.data[slot])
-          held<k()>(outputs).store(reinterpret_cast<U *>(g.data[slot]) +
-                                (start[slot] + (first + r) * g.step[slot]));
+          held<k()>(outputs).store(reinterpret_cast<U *>(g.data[slot]) + (start[slot] + (first + r) * g.step[slot]));
       });
   }
 }

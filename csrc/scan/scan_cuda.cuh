@@ -69,8 +69,7 @@ struct CudaKernels {
   }
 
   static std::string arch(const char *plan) {
-    return kernel_arch(plan,
-                       reinterpret_cast<const void *>(scan_rows<Op, Tuning<Op>::kRun, Tuning<Op>::kRowBlocks>));
+    return kernel_arch(plan, reinterpret_cast<const void *>(scan_rows<Op, Tuning<Op>::kRun, Tuning<Op>::kRowBlocks>));
   }
 
   static constexpr CudaScan kScan = {workspace, path, run, arch};

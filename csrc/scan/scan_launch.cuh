@@ -64,8 +64,7 @@ struct Sizes<List<T...>> {
 template <class Op, int kRun>
 Accesses accesses_of(const Geometry &g) {
   Accesses accesses = {};
-  for (int k = 0; k < Op::Inputs::size; ++k)
-    accesses.of[k] = access_of(g, k, Sizes<typename Op::Inputs>::of[k], kRun);
+  for (int k = 0; k < Op::Inputs::size; ++k) accesses.of[k] = access_of(g, k, Sizes<typename Op::Inputs>::of[k], kRun);
   accesses.vectors = std::none_of(accesses.of, accesses.of + Op::Inputs::size, [](int of) { return of == kStrided; });
   for (int k = 0; k < Op::Outputs::size; ++k) {
     const int slot = Op::Inputs::size + k;

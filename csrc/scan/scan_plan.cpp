@@ -51,7 +51,8 @@ class AxisPlan : public Plan {
     if (length_ >= int64_t(kNoIndex)) unsupported(name_, ": shape: no kernel for indices along an axis of ", length_);
   }
   void check_ties(int ties) const {
-    if (ties != BARACUDA_SCAN_TIES_FIRST && ties != BARACUDA_SCAN_TIES_LAST) refuse("ties: expected first or last, got ", ties);
+    if (ties != BARACUDA_SCAN_TIES_FIRST && ties != BARACUDA_SCAN_TIES_LAST)
+      refuse("ties: expected first or last, got ", ties);
   }
 
   // One run of an operation on this plan's device.
@@ -223,8 +224,10 @@ class ScanBackwardPlan final : public AxisPlan {
     check_problem(desc.kind, desc.shape, desc.axis, desc.dtype);
     check_ties(desc.ties);
     if (!is_floating(dtype_)) unsupported(name_, ": dtype: no gradient for ", dtype_name(dtype_));
-    if (desc.saved < BARACUDA_SCAN_SAVED_Y || desc.saved > BARACUDA_SCAN_SAVED_INDICES) refuse("saved: ", desc.saved, " is none");
-    if (desc.saved != BARACUDA_SCAN_SAVED_Y && !is_extremum(kind_)) refuse("saved: ", kKinds[kind_], " has no such choice");
+    if (desc.saved < BARACUDA_SCAN_SAVED_Y || desc.saved > BARACUDA_SCAN_SAVED_INDICES)
+      refuse("saved: ", desc.saved, " is none");
+    if (desc.saved != BARACUDA_SCAN_SAVED_Y && !is_extremum(kind_))
+      refuse("saved: ", kKinds[kind_], " has no such choice");
     if (desc.ties != BARACUDA_SCAN_TIES_FIRST && !is_extremum(kind_)) refuse("ties: ", kKinds[kind_], " has none");
     if (desc.ties != BARACUDA_SCAN_TIES_FIRST && desc.saved == BARACUDA_SCAN_SAVED_Y)
       refuse("saved: y does not tell the last of equal extrema; save x or indices");

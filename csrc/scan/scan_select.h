@@ -66,13 +66,16 @@ bool select_operator(const Choice &choice, Body &&body) {
       case Operation::linear_recurrence:
         return chosen(TypeTag<LinearRecurrence<T>>{});
       case Operation::product_gradient:
-        return choice.exclusive ? chosen(TypeTag<ProductGradient<T, true>>{}) : chosen(TypeTag<ProductGradient<T, false>>{});
+        return choice.exclusive ? chosen(TypeTag<ProductGradient<T, true>>{})
+                                : chosen(TypeTag<ProductGradient<T, false>>{});
       case Operation::log_sum_exp_gradient:
-        return choice.exclusive ? chosen(TypeTag<LogSumExpGradient<T, true>>{}) : chosen(TypeTag<LogSumExpGradient<T, false>>{});
+        return choice.exclusive ? chosen(TypeTag<LogSumExpGradient<T, true>>{})
+                                : chosen(TypeTag<LogSumExpGradient<T, false>>{});
       case Operation::extremum_gradient:
         return chosen(TypeTag<ExtremumGradient<T>>{});
       case Operation::marked_extremum_gradient:
-        return choice.exclusive ? chosen(TypeTag<MarkedExtremumGradient<T, true>>{}) : chosen(TypeTag<MarkedExtremumGradient<T, false>>{});
+        return choice.exclusive ? chosen(TypeTag<MarkedExtremumGradient<T, true>>{})
+                                : chosen(TypeTag<MarkedExtremumGradient<T, false>>{});
       case Operation::linear_recurrence_gradient:
         return chosen(TypeTag<LinearRecurrenceGradient<T>>{});
       default:

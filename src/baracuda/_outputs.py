@@ -11,7 +11,7 @@ import numpy as np
 from baracuda import _core
 from baracuda.dtypes import numpy_dtype
 
-__all__ = ["new_output", "returned", "scalar_operand"]
+__all__ = ["first_of", "new_output", "returned", "scalar_operand", "stacked_boxes"]
 
 
 def new_output(like: Any, shape: Sequence[int], dtype: str, device: str, stream: Any) -> Any:
@@ -37,6 +37,20 @@ def returned(output: Any, like: Any) -> Any:
     return output
 
 
+def first_of(output: Any, count: Any, like: Any, device: str, stream: Any) -> Any:
+    """As many entries of a written output as `count` says, which is read back."""
+    if stream is not None and device != "cpu":
+        # A framework reads in the order of its own stream.
+        _core.synchronize(device, stream)
+    output, count = returned(output, like), returned(count, like)
+    if not isinstance(output, _core.Tensor):
+        return output[: int(count[0])]
+    entries = output.numpy()[: int(count.numpy()[0])]
+    tensor = _core.empty(entries.shape, entries.dtype.name, device, stream)
+    _core.upload(tensor, np.ascontiguousarray(entries))
+    return tensor
+
+
 def scalar_operand(like: Any, value: int, device: str, stream: Any) -> Any:
     """An int64 tensor of one element on the device of `like`."""
     if device == "cpu":
@@ -45,6 +59,30 @@ def scalar_operand(like: Any, value: int, device: str, stream: Any) -> Any:
     if namespace is None or type(like).__module__.partition(".")[0] in ("jax", "jaxlib"):
         return _core_scalar(value, device, stream)
     return namespace.full((1,), value, dtype=namespace.int64, device=place)
+
+
+def stacked_boxes(boxes: Sequence[Any], like: Any, device: str, stream: Any) -> Any:
+    """[R, 5]: the boxes [L, 4] of each image below each other, with the image's number in front."""
+    namespace, _ = (np, None) if isinstance(like, np.ndarray) else _namespace(like)
+    if namespace is None:
+        # The library's own tensors have no arithmetic.
+        rows = stacked_boxes([np.asarray(entry.numpy()) for entry in boxes], np.empty(0), device, stream)
+        tensor = _core.empty(rows.shape, rows.dtype.name, device, stream)
+        _core.upload(tensor, rows)
+        return tensor
+    if not boxes:
+        return namespace.zeros((0, 5), dtype=namespace.float32, **_place(namespace, like))
+    return namespace.concat(
+        [
+            namespace.concat([namespace.full_like(entry[:, :1], image), entry], axis=1)
+            for image, entry in enumerate(boxes)
+        ],
+        axis=0,
+    )
+
+
+def _place(namespace: Any, like: Any) -> dict[str, Any]:
+    return {} if namespace is np else {"device": _namespace(like)[1]}
 
 
 def _core_scalar(value: int, device: str, stream: Any) -> _core.Tensor:

@@ -2,6 +2,7 @@
 #ifndef BARACUDA_BARACUDA_H_
 #define BARACUDA_BARACUDA_H_
 
+#include "image.h"      // IWYU pragma: export
 #include "kv_cache.h"   // IWYU pragma: export
 #include "layout.h"     // IWYU pragma: export
 #include "memory.h"     // IWYU pragma: export

@@ -39,7 +39,11 @@ typedef struct baracuda_scan_desc {
 } baracuda_scan_desc;
 
 /* What a gradient of cummax or cummin finds the extrema by. */
-typedef enum baracuda_scan_saved { BARACUDA_SCAN_SAVED_Y = 0, BARACUDA_SCAN_SAVED_X = 1, BARACUDA_SCAN_SAVED_INDICES = 2 } baracuda_scan_saved;
+typedef enum baracuda_scan_saved {
+  BARACUDA_SCAN_SAVED_Y = 0,
+  BARACUDA_SCAN_SAVED_X = 1,
+  BARACUDA_SCAN_SAVED_INDICES = 2
+} baracuda_scan_saved;
 
 /* The gradient of a scan; `reverse`, `exclusive` and `ties` are the forward scan's.
  * Operands, all of `shape`:

@@ -1,0 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "image/roi_align_launch.cuh"
+
+namespace baracuda {
+
+template void roi_align_cuda_of<bfloat16>(const RoiAlignForward &call, Stream stream);
+template void roi_align_backward_cuda_of<bfloat16>(const RoiAlignBackward &call, Stream stream);
+
+}  // namespace baracuda
