@@ -38,7 +38,7 @@ PoolRowsShape pool_rows_shape(const PoolProblem &problem, size_t real_size) {
   // What a block works out before it begins is worth many outputs; but there should be blocks for all.
   constexpr int64_t kWantedBlocks = int64_t(132) * kPoolBlocks * 2;
   const int64_t total = problem.planes() * plane_rows * row_pairs;
-  int64_t most = 1536;
+  int64_t most = 1024;
   while (most > 512 && total / most < kWantedBlocks) most /= 2;
   for (int64_t rows = std::max<int64_t>(1, most / row_pairs); rows > 0; rows /= 2) {
     const int64_t planes = (rows + plane_rows - 2) / plane_rows + 1;

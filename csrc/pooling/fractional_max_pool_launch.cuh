@@ -70,7 +70,7 @@ void launch_pool_rows(const PoolForward &call, const PoolRowsShape &shape, Strea
   rows.row_pairs = shape.row_pairs;
   rows.aligned = reinterpret_cast<uintptr_t>(call.y.data) % (2 * sizeof(T)) == 0 &&
                  reinterpret_cast<uintptr_t>(call.indices.data) % (2 * sizeof(Index)) == 0;
-  rows.dense = pool_row_major(problem, call.x, true);
+  rows.prefetch = pool_row_major(problem, call.x, true) ? kRowsPrefetch : 0;
   rows.wide = rows.rows >= int64_t(1) << 32;
   rows.by_row_pairs = ShortDivider(uint32_t(shape.row_pairs));
   rows.by_plane_rows = Divider(uint32_t(rows.plane_rows));
