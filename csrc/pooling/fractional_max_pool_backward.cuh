@@ -453,7 +453,11 @@ __global__ void __launch_bounds__(kPatchThreads, kPatchBlocks)
   PoolTileRow *const row_of = reinterpret_cast<PoolTileRow *>(shared + call.rows_at);
 
   uint32_t rest = blockIdx.x;
-  const auto next = [&](uint32_t count) { const uint32_t at = rest % count; rest /= count; return int32_t(at); };
+  const auto next = [&](uint32_t count) {
+    const uint32_t at = rest % count;
+    rest /= count;
+    return int32_t(at);
+  };
   const int32_t s0 = next(call.strips) * call.strip;
   const int32_t f0 = next(call.fast_patches) * kPatch;
   const int32_t m0 = next(call.middle_patches) * kPatch;
@@ -468,13 +472,16 @@ __global__ void __launch_bounds__(kPatchThreads, kPatchBlocks)
   const int32_t slices_count = over_slow.end - over_slow.begin;
   const int32_t rows = over_middle.end - over_middle.begin;
   const int32_t columns = max(over_fast.end - over_fast.begin, 0);
-  for (int32_t t = threadIdx.x; t < slices_count; t += kPatchThreads) slow_span[t] = window_span(slow, over_slow.begin + t, s0, s1);
+  for (int32_t t = threadIdx.x; t < slices_count; t += kPatchThreads)
+    slow_span[t] = window_span(slow, over_slow.begin + t, s0, s1);
   for (int32_t t = threadIdx.x; t < rows; t += kPatchThreads) {
     const PoolSpan span = window_span(middle, over_middle.begin + t, m0, m1);
     row_of[t] = {uint32_t(span.low) * uint32_t(fast.in), uint16_t(span.count), uint16_t(span.low - m0)};
   }
-  for (int32_t t = threadIdx.x; t < (call.rows + call.tile_rows) * call.pitch; t += kPatchThreads) decoded[t] = {Real(0), kNone};
-  for (uint32_t t = threadIdx.x * 16; t < uint32_t(call.slots) * kSlotBytes; t += kPatchThreads * 16) *reinterpret_cast<uint4 *>(shared + t) = uint4{0, 0, 0, 0};
+  for (int32_t t = threadIdx.x; t < (call.rows + call.tile_rows) * call.pitch; t += kPatchThreads)
+    decoded[t] = {Real(0), kNone};
+  for (uint32_t t = threadIdx.x * 16; t < uint32_t(call.slots) * kSlotBytes; t += kPatchThreads * 16)
+    *reinterpret_cast<uint4 *>(shared + t) = uint4{0, 0, 0, 0};
 
   // What the thread decodes: one column, every few rows.
   const int32_t pass_rows = columns > 0 ? kPatchThreads / columns : 0;
@@ -493,7 +500,9 @@ __global__ void __launch_bounds__(kPatchThreads, kPatchBlocks)
   const bool has_tile = tf < f1 && tm < m1;
   const uint32_t tile_at = ((threadIdx.x / 16) * 4 * kPatch + (threadIdx.x % 16) * 4) * uint32_t(sizeof(Real));
   const PoolDecoded<Real> *const candidates =
-      decoded + (has_tile ? (windows_over(middle, tm).begin - over_middle.begin) * call.pitch + windows_over(fast, tf).begin - over_fast.begin : 0);
+      decoded + (has_tile ? (windows_over(middle, tm).begin - over_middle.begin) * call.pitch +
+                                windows_over(fast, tf).begin - over_fast.begin
+                          : 0);
   int32_t tile_rows = has_tile ? windows_over(middle, min(tm + 4, m1) - 1).end - windows_over(middle, tm).begin : 0;
   tile_rows = int32_t(__reduce_max_sync(0xffffffffu, uint32_t(max(tile_rows, 0))));
   T *to = static_cast<T *>(call.dx.data) + call.dx.plane(n, c) + call.dx.cell(s0, tm, tf);
@@ -581,7 +590,8 @@ __global__ void __launch_bounds__(kPatchThreads, kPatchBlocks)
 #pragma unroll
         for (int e = 0; e < kTileGather; ++e) each[e] = from[e];
 #pragma unroll
-        for (int e = 0; e < kTileGather; ++e) add_where(((each[e].place ^ tile_at) & kTileBits) == 0, sums_at + each[e].place, each[e].value);
+        for (int e = 0; e < kTileGather; ++e)
+          add_where(((each[e].place ^ tile_at) & kTileBits) == 0, sums_at + each[e].place, each[e].value);
       }
     }
   }

@@ -218,7 +218,8 @@ bool launch_pool_patches(const PoolBackward &call, Stream stream) {
   patches.row = ShortDivider(uint32_t(axis[kFast].in));
   allow_shared(pool_patches<T, Index>, shape.shared);
   launch(pool_patches<T, Index>,
-         Grid{problem.planes() * patches.strips * patches.fast_patches * patches.middle_patches, kPatchThreads, shape.shared},
+         Grid{problem.planes() * patches.strips * patches.fast_patches * patches.middle_patches, kPatchThreads,
+              shape.shared},
          stream, patches);
   return true;
 }
