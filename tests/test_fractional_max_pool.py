@@ -172,6 +172,7 @@ PROBLEMS = {
     "3d ratio 0.9": ((1, 2), (5, 6, 21), (2, 2, 2), (3, 4, 18)),
     "3d uneven": ((1, 3), (5, 9, 8), (1, 3, 2), (3, 4, 5)),
     "3d single": ((2, 1), (4, 4, 5), (2, 3, 1), (1, 1, 1)),
+    "3d patch": ((1, 2), (4, 48, 50), (2, 2, 2), (2, 34, 35)),
     "3d channels": ((1, 10), (4, 5, 6), (2, 2, 2), (2, 3, 4)),
 }
 
@@ -241,6 +242,7 @@ def test_layouts(backend: Backend, input_layout: str, output_layout: str) -> Non
         pytest.param((2, 1), (70, 64), (2, 2), (20, 12), id="ratio 0.2"),
         pytest.param((1, 1), (40, 20, 33), (2, 2, 2), (28, 14, 23), id="3d"),
         pytest.param((1, 1), (9, 9, 9), (3, 3, 3), (20, 21, 22), id="3d, more outputs than cells"),
+        pytest.param((1, 2), (7, 100, 126), (2, 3, 2), (5, 69, 88), id="3d, several patches"),
     ],
 )
 def test_extents(backend: Backend, planes: tuple[int, int], shape: Extents, window: Extents, out: Extents) -> None:
@@ -559,10 +561,14 @@ def test_bad_indices_add_nothing(backend: Backend, index_dtype: str, rank: int, 
 
 
 @pytest.mark.parametrize("index_dtype", ["int32", "int64"])
-@pytest.mark.parametrize("rank", [2, 3])
-def test_random_indices_agree_on_all_devices_and_paths(backend: Backend, rank: int, index_dtype: str) -> None:
+@pytest.mark.parametrize(
+    ("shape", "out"), [((30, 13), (21, 9)), ((30, 13, 17), (21, 9, 12)), ((5, 50, 60), (4, 35, 42))]
+)
+def test_random_indices_agree_on_all_devices_and_paths(
+    backend: Backend, shape: Extents, out: Extents, index_dtype: str
+) -> None:
     rng = np.random.default_rng(12)
-    shape, window, out = (30, 13, 17)[:rank], (2, 2, 2)[:rank], (21, 9, 12)[:rank]
+    window = (2,) * len(shape)
     cells = math.prod(shape)
     indices = rng.integers(-3, 2 * 9 * cells + 3, (2, 9, *out)).astype(index_dtype)
     # Many to one cell, and many near where they belong.

@@ -38,7 +38,7 @@ PoolRowsShape pool_rows_shape(const PoolProblem &problem, size_t real_size) {
   // What a block works out before it begins is worth many outputs; but there should be blocks for all.
   constexpr int64_t kWantedBlocks = int64_t(132) * kPoolBlocks * 2;
   const int64_t total = problem.planes() * plane_rows * row_pairs;
-  int64_t most = 1536;
+  int64_t most = 1024;
   while (most > 512 && total / most < kWantedBlocks) most /= 2;
   for (int64_t rows = std::max<int64_t>(1, most / row_pairs); rows > 0; rows /= 2) {
     const int64_t planes = (rows + plane_rows - 2) / plane_rows + 1;
@@ -51,9 +51,75 @@ PoolRowsShape pool_rows_shape(const PoolProblem &problem, size_t real_size) {
   return shape;
 }
 
+namespace {
+
+constexpr int64_t kProcessors = 132;
+constexpr int64_t kProcessorShared = 227 * 1024;
+
+// How many slices a block takes, where there are `blocks` blocks for a slice and `at_once` run at once; 0: none.
+//
+// Long strips read few outputs twice; but there should be blocks for all multiprocessors, and the last ones
+// should end together. All blocks take as long as each other, so the cost is the outputs of a strip, a few
+// more for its beginning, times the rounds of blocks. Of strips that cost about the same, short ones even out
+// what the model leaves out. These are a large GPU's numbers.
+int64_t pool_strip(const PoolAxis &slow, int64_t slots, int64_t blocks, int64_t at_once) {
+  constexpr int64_t kMostSpans = 2048;
+  constexpr int64_t kMostStrips = 32;
+  int64_t cost[kMostStrips + 1] = {};
+  int64_t least = INT64_MAX;
+  int64_t strip = 0;
+  const auto length_of = [&](int64_t strips) { return ceil_div(slow.in, strips); };
+  const auto fits = [&](int64_t strips) {
+    return (strips == 1 || length_of(strips) >= slots) && windows_over_most(slow, length_of(strips)) <= kMostSpans;
+  };
+  for (int64_t strips = 1; strips <= kMostStrips; ++strips) {
+    if (!fits(strips)) continue;
+    const int64_t rounds = ceil_div(blocks * ceil_div(slow.in, length_of(strips)), at_once);
+    cost[strips] = rounds * (windows_over_most(slow, length_of(strips)) + 2);
+    least = std::min(least, cost[strips]);
+  }
+  for (int64_t strips = 1; strips <= kMostStrips; ++strips)
+    if (cost[strips] > 0 && cost[strips] <= least + least / 11) strip = length_of(strips);
+  return strip;
+}
+
+}  // namespace
+
+PoolPatchesShape pool_patches_shape(const PoolProblem &problem, size_t real_size) {
+  constexpr int64_t kMostShared = kProcessorShared / kPatchBlocks - 1024;
+  PoolPatchesShape shape;
+  const PoolAxis *axis = problem.axis;
+  const int64_t patches = ceil_div(axis[kMiddle].in, kPatch) * ceil_div(axis[kFast].in, kPatch);
+  const int64_t slots = window_reach(axis[kSlow]);
+  const int64_t rows = windows_over_most(axis[kMiddle], std::min(kPatch, axis[kMiddle].in));
+  const int64_t columns = windows_over_most(axis[kFast], std::min(kPatch, axis[kFast].in));
+  // Patches that are mostly outside waste their threads.
+  if (pool_is_flat(problem) || problem.in_plane() >= kNarrowLimit || problem.out_plane() >= kNarrowLimit ||
+      axis[kFast].in < 2 || 2 * int64_t(axis[kMiddle].in) * axis[kFast].in < patches * kPatch * kPatch ||
+      windows_over_most(axis[kFast], kTileColumns) > kTileGather || columns > kPatchThreads ||
+      ceil_div(rows, kPatchThreads / columns) > kPatchPasses || problem.planes() * patches >= kNarrowLimit / 32)
+    return shape;
+  const int64_t strip = pool_strip(axis[kSlow], slots, problem.planes() * patches, kProcessors * kPatchBlocks);
+  if (strip == 0) return shape;
+  shape.tile_rows = int32_t(windows_over_most(axis[kMiddle], kTileRows));
+  shape.rows = int32_t(rows);
+  shape.pitch = int32_t(columns) + kTileGather;
+  const int64_t decoded_at = slots * kPatch * kPatch * int64_t(real_size);
+  const int64_t spans_at = decoded_at + (rows + shape.tile_rows) * shape.pitch * 2 * int64_t(real_size);
+  const int64_t rows_at = spans_at + windows_over_most(axis[kSlow], strip) * int64_t(sizeof(PoolSpan));
+  const int64_t shared = rows_at + rows * int64_t(sizeof(PoolTileRow));
+  if (shared > kMostShared) return shape;
+  shape.slots = int32_t(slots);
+  shape.strip = int32_t(strip);
+  shape.decoded_at = int32_t(decoded_at);
+  shape.spans_at = int32_t(spans_at);
+  shape.rows_at = int32_t(rows_at);
+  shape.shared = size_t(shared);
+  return shape;
+}
+
 PoolTilesShape pool_tiles_shape(const PoolProblem &problem, size_t real_size, bool unit) {
   constexpr int64_t kMostSums = 64 * 1024;
-  constexpr int64_t kMostSpans = 2048;
   constexpr int64_t kMostGather = 64;
   constexpr int64_t kMostRows = 16;
   PoolTilesShape shape;
@@ -72,34 +138,12 @@ PoolTilesShape pool_tiles_shape(const PoolProblem &problem, size_t real_size, bo
   shape.chunks = shape.chunked ? int32_t(ceil_div(gather, kTileMostGather)) : 1;
   const int64_t rows_bytes = flat ? 0 : out_rows * kTileThreads * int64_t(sizeof(PoolTileRow));
   const int64_t columns_bytes = shape.chunks * kTileThreads * int64_t(sizeof(uint32_t));
-  // Long strips read few outputs twice; but there should be blocks for all multiprocessors, and the last ones
-  // should end together. All blocks take as long as each other, so the cost is the outputs of a strip, a few
-  // more for its beginning, times the rounds of blocks. Of strips that cost about the same, short ones even out
-  // what the model leaves out. These are a large GPU's numbers.
-  constexpr int64_t kProcessors = 132;
-  constexpr int64_t kProcessorShared = 227 * 1024;
-  constexpr int64_t kMostStrips = 32;
   const int64_t blocks = ceil_div(
       problem.planes() * ceil_div(axis[kMiddle].in, rows) * ceil_div(axis[kFast].in, kTileColumns), kTileThreads);
   const int64_t at_once =
       kProcessors * std::min<int64_t>(tile_tuning(flat, unit, shape.chunked, real_size == sizeof(double)).blocks,
                                       kProcessorShared / (sums + rows_bytes + columns_bytes + 2048));
-  int64_t cost[kMostStrips + 1] = {};
-  int64_t least = INT64_MAX;
-  int64_t strip = 0;
-  const auto length_of = [&](int64_t strips) { return ceil_div(axis[kSlow].in, strips); };
-  const auto fits = [&](int64_t strips) {
-    return (strips == 1 || length_of(strips) >= slots) &&
-           windows_over_most(axis[kSlow], length_of(strips)) <= kMostSpans;
-  };
-  for (int64_t strips = 1; strips <= kMostStrips; ++strips) {
-    if (!fits(strips)) continue;
-    const int64_t rounds = ceil_div(blocks * ceil_div(axis[kSlow].in, length_of(strips)), at_once);
-    cost[strips] = rounds * (windows_over_most(axis[kSlow], length_of(strips)) + 2);
-    least = std::min(least, cost[strips]);
-  }
-  for (int64_t strips = 1; strips <= kMostStrips; ++strips)
-    if (cost[strips] > 0 && cost[strips] <= least + least / 11) strip = length_of(strips);
+  const int64_t strip = pool_strip(axis[kSlow], slots, blocks, at_once);
   if (strip == 0) return shape;
   const int64_t outs = windows_over_most(axis[kSlow], strip);
   shape.slots = int32_t(slots);
@@ -194,6 +238,7 @@ const char *fractional_max_pool_path(const PoolProblem &problem, DLDataType dtyp
 }
 
 const char *fractional_max_pool_backward_path(const PoolProblem &problem, DLDataType dtype) {
+  if (pool_patches_shape(problem, real_size(dtype)).slots > 0) return "patches";
   return pool_tiles_shape(problem, real_size(dtype), true).slots > 0 ? "tiles" : "any";
 }
 

@@ -10,6 +10,8 @@ namespace baracuda {
 
 constexpr int kPoolThreads = 256;
 constexpr int kPoolBlocks = 4;  // on a multiprocessor at least; registers follow from it
+// Of what a block of pool_rows reads, this much is asked for ahead: more would hold up what is wanted first.
+constexpr uint32_t kRowsPrefetch = 32 * 1024;
 
 // The bits of an element, so that values move unchanged and stay narrow until they are compared.
 template <int kBytes>
@@ -98,15 +100,15 @@ struct ShortDivider {
   __device__ uint32_t rest(uint32_t n, uint32_t quotient) const { return n + quotient * negated; }
 };
 
-// Asks for what lies in [from, to) without waiting for it.
-__device__ __forceinline__ void prefetch_second_level(const void *from, const void *to) {
+// Asks for what lies in [from, to), up to a number of bytes, without waiting for it.
+__device__ __forceinline__ void prefetch_second_level(const void *from, const void *to, uint32_t most) {
 #if __CUDA_ARCH__ >= 900
   constexpr uintptr_t kWhole = 16;
-  constexpr uintptr_t kMost = 1 << 20;
   const uintptr_t begin = (reinterpret_cast<uintptr_t>(from) + kWhole - 1) / kWhole * kWhole;
   const uintptr_t end = reinterpret_cast<uintptr_t>(to) / kWhole * kWhole;
   if (begin < end)
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(begin), "r"(uint32_t(min(end - begin, kMost)))
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(begin),
+                 "r"(uint32_t(min(end - begin, uintptr_t(most))))
                  : "memory");
 #endif
 }
@@ -129,9 +131,9 @@ struct PoolRowsCall {
   int32_t planes;      // at most this many in a block
   int32_t plane_rows;
   int32_t row_pairs;
-  bool aligned;  // pairs can be written at once
-  bool dense;    // x has no gaps
-  bool wide;     // rows are counted in 64 bits
+  bool aligned;       // pairs can be written at once
+  uint32_t prefetch;  // bytes of x at most; none where it has gaps
+  bool wide;          // rows are counted in 64 bits
   ShortDivider by_row_pairs;
   Divider by_plane_rows;
   Divider by_channels;
@@ -170,14 +172,15 @@ __global__ void __launch_bounds__(kThreads, kBlocks) pool_rows(const __grid_cons
   };
 
   // What the block reads, whatever the samples are, is on its way to the second-level cache meanwhile.
-  if (call.dense && threadIdx.x == kThreads - 1) {
+  if (call.prefetch > 0 && threadIdx.x == kThreads - 1) {
     const auto slice_of = [&](int32_t row) { return int32_t(call.by_middle_out.divide(uint32_t(row))); };
     const int32_t last_row = row_of_plane + rows - 1 - (planes - 1) * call.plane_rows;
     const int64_t slice_cells = int64_t(middle.in) * fast.in;
     const T *const from = static_cast<const T *>(call.x.data) + first_plane * call.problem.in_plane();
     prefetch_second_level(
         from + slow.earliest(slice_of(row_of_plane)) * slice_cells,
-        from + (planes - 1) * call.problem.in_plane() + (slow.latest(slice_of(last_row)) + slow.window) * slice_cells);
+        from + (planes - 1) * call.problem.in_plane() + (slow.latest(slice_of(last_row)) + slow.window) * slice_cells,
+        call.prefetch);
   }
   for (int32_t p = threadIdx.x; p < planes; p += kThreads) {
     const int64_t plane = first_plane + p;

@@ -31,7 +31,7 @@ struct TileTuning {
 };
 constexpr TileTuning tile_tuning(bool flat, bool unit, bool chunked, bool wide) {
   if (flat) return {1, chunked ? 5 : wide ? 6 : unit ? 8 : 7};
-  return {unit && !chunked ? 3 : 2, wide ? 3 : 4};
+  return {2, wide ? 3 : 4};
 }
 
 // Numbers that are not negative, in 32 bits where they fit.
@@ -128,6 +128,31 @@ __device__ __forceinline__ void load_where(bool wanted, const unsigned long long
   asm volatile("{\n\t.reg .pred wanted;\n\tsetp.ne.u32 wanted, %2, 0;\n\t@wanted ld.global.nc.b64 %0, [%1];\n\t}"
                : "+l"(value)
                : "l"(from), "r"(uint32_t(wanted)));
+}
+
+// Writes the cells of a tile's row, of which `count` are in the tensor; `whole`: all at once.
+template <class T, class Real>
+__device__ __forceinline__ void write_cells(T *row, Real (&cells)[kTileColumns], int32_t count, int64_t step,
+                                            bool whole, bool accumulate) {
+  if (whole) {
+    using Pack = PoolPack<T, kTileColumns>;
+    Pack pack;
+    if (accumulate) {
+      pack = *reinterpret_cast<const Pack *>(row);
+#pragma unroll
+      for (int e = 0; e < kTileColumns; ++e) cells[e] = Real(pack.value[e]) + cells[e];
+    }
+#pragma unroll
+    for (int e = 0; e < kTileColumns; ++e) pack.value[e] = T(cells[e]);
+    *reinterpret_cast<Pack *>(row) = pack;
+    return;
+  }
+#pragma unroll
+  for (int e = 0; e < kTileColumns; ++e) {
+    if (e >= count) break;
+    T &cell = row[e * step];
+    cell = T(accumulate ? Real(cell) + cells[e] : cells[e]);
+  }
 }
 
 template <class T, class Index, bool kFlat, bool kUnit, int kRows, int kGather, bool kChunked, int kSets, int kThreads,
@@ -237,25 +262,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) pool_tiles(const __grid_con
         }
         if (!kFlat && m0 + b >= m1) continue;
         T *const row = to + (kFlat ? 0 : b * call.dx.axis[kMiddle]);
-        if (kUnit && call.aligned) {
-          using Pack = PoolPack<T, kTileColumns>;
-          Pack pack;
-          if (call.accumulate) {
-            pack = *reinterpret_cast<const Pack *>(row);
-#pragma unroll
-            for (int e = 0; e < kTileColumns; ++e) cells[e] = Real(pack.value[e]) + cells[e];
-          }
-#pragma unroll
-          for (int e = 0; e < kTileColumns; ++e) pack.value[e] = T(cells[e]);
-          *reinterpret_cast<Pack *>(row) = pack;
-        } else {
-#pragma unroll
-          for (int e = 0; e < kTileColumns; ++e) {
-            if (f0 + e >= f1) break;
-            T &cell = row[e * dx_step];
-            cell = T(call.accumulate ? Real(cell) + cells[e] : cells[e]);
-          }
-        }
+        write_cells(row, cells, f1 - f0, dx_step, call.aligned, call.accumulate);
       }
       to += call.dx.axis[kSlow];
     }
@@ -383,6 +390,209 @@ __global__ void __launch_bounds__(kThreads, kBlocks) pool_tiles(const __grid_con
     for (int u = 0; u < kSets; ++u) {
       if constexpr (!kInPlace) load(sets[(u + kSets - 1) % kSets]);
       if (step + u < steps) add(sets[u]);
+    }
+  }
+  write_slices(s1);
+}
+
+// ---------------------------------------------------------------------------------------------------
+// Backward, three dimensions, contiguous rows. A block owns a patch of cells in every slice of a strip. Of each
+// slice of outputs it first works out, once for each output, which cell it names; then a thread goes through
+// those that could name a cell of its tile, in the order of the outputs, and adds. As before, sums lie in shared
+// memory, and only their thread touches them.
+
+constexpr int kPatch = 64;  // cells a side
+constexpr int kPatchThreads = (kPatch / kTileColumns) * (kPatch / kTileRows);
+constexpr int kPatchPasses = 9;  // outputs of a slice that a thread loads
+constexpr int kPatchBlocks = 2;  // on a multiprocessor at least; registers follow from it
+
+struct PoolPatchesCall {
+  PoolProblem problem;
+  PoolView dy;
+  PoolView indices;
+  PoolView dx;
+  bool accumulate;
+  bool aligned;  // a tile's row can be written at once
+  int32_t strip;
+  int32_t strips;
+  int32_t fast_patches;
+  int32_t middle_patches;
+  int32_t slots;
+  int32_t rows;       // of outputs of a patch in a slice, at most
+  int32_t tile_rows;  // of a tile
+  int32_t pitch;      // of rows of decoded outputs
+  // Where the parts of shared memory begin.
+  int32_t decoded_at;
+  int32_t spans_at;
+  int32_t rows_at;
+  ShortDivider slice;  // cells in a slice of x
+  ShortDivider row;    // cells in a row of x
+};
+
+template <class Real>
+struct alignas(2 * sizeof(Real)) PoolDecoded {
+  Real value;
+  uint32_t place;
+};
+
+template <class T, class Index>
+__global__ void __launch_bounds__(kPatchThreads, kPatchBlocks)
+    pool_patches(const __grid_constant__ PoolPatchesCall call) {
+  using Real = typename PoolReal<T>::type;
+  extern __shared__ __align__(16) char shared[];
+  constexpr uint32_t kNone = 1u << 31;
+  constexpr uint32_t kSlotBytes = kPatch * kPatch * sizeof(Real);
+  constexpr uint32_t kRowBytes = kPatch * sizeof(Real);
+  // Of a cell's place, what tells its tile: bits 2 to 5 of its column and of its row.
+  constexpr uint32_t kTileBits = uint32_t((0x3c | 0x3c * kPatch) * sizeof(Real)) | kNone;
+  const PoolAxis &slow = call.problem.axis[kSlow];
+  const PoolAxis &middle = call.problem.axis[kMiddle];
+  const PoolAxis &fast = call.problem.axis[kFast];
+  PoolDecoded<Real> *const decoded = reinterpret_cast<PoolDecoded<Real> *>(shared + call.decoded_at);
+  PoolSpan *const slow_span = reinterpret_cast<PoolSpan *>(shared + call.spans_at);
+  PoolTileRow *const row_of = reinterpret_cast<PoolTileRow *>(shared + call.rows_at);
+
+  uint32_t rest = blockIdx.x;
+  const auto next = [&](uint32_t count) {
+    const uint32_t at = rest % count;
+    rest /= count;
+    return int32_t(at);
+  };
+  const int32_t s0 = next(call.strips) * call.strip;
+  const int32_t f0 = next(call.fast_patches) * kPatch;
+  const int32_t m0 = next(call.middle_patches) * kPatch;
+  const int64_t c = next(uint32_t(call.problem.channels));
+  const int64_t n = rest;
+  const int32_t s1 = min(s0 + call.strip, slow.in);
+  const int32_t f1 = min(f0 + kPatch, fast.in);
+  const int32_t m1 = min(m0 + kPatch, middle.in);
+  const PoolRange over_slow = {windows_over(slow, s0).begin, windows_over(slow, s1 - 1).end};
+  const PoolRange over_fast = {windows_over(fast, f0).begin, windows_over(fast, f1 - 1).end};
+  const PoolRange over_middle = {windows_over(middle, m0).begin, windows_over(middle, m1 - 1).end};
+  const int32_t slices_count = over_slow.end - over_slow.begin;
+  const int32_t rows = over_middle.end - over_middle.begin;
+  const int32_t columns = max(over_fast.end - over_fast.begin, 0);
+  for (int32_t t = threadIdx.x; t < slices_count; t += kPatchThreads)
+    slow_span[t] = window_span(slow, over_slow.begin + t, s0, s1);
+  for (int32_t t = threadIdx.x; t < rows; t += kPatchThreads) {
+    const PoolSpan span = window_span(middle, over_middle.begin + t, m0, m1);
+    row_of[t] = {uint32_t(span.low) * uint32_t(fast.in), uint16_t(span.count), uint16_t(span.low - m0)};
+  }
+  for (int32_t t = threadIdx.x; t < (call.rows + call.tile_rows) * call.pitch; t += kPatchThreads)
+    decoded[t] = {Real(0), kNone};
+  for (uint32_t t = threadIdx.x * 16; t < uint32_t(call.slots) * kSlotBytes; t += kPatchThreads * 16)
+    *reinterpret_cast<uint4 *>(shared + t) = uint4{0, 0, 0, 0};
+
+  // What the thread decodes: one column, every few rows.
+  const int32_t pass_rows = columns > 0 ? kPatchThreads / columns : 0;
+  const int32_t first_row = columns > 0 ? int32_t(threadIdx.x) / columns : 0;
+  const int32_t column = int32_t(threadIdx.x) - first_row * columns;
+  const int32_t my_rows = first_row < pass_rows ? rows : 0;
+  const PoolSpan span = window_span(fast, over_fast.begin + column, f0, f1);
+  const Index *names = static_cast<const Index *>(call.indices.data) + call.indices.plane(n, c) +
+                       call.indices.cell(over_slow.begin, over_middle.begin + first_row, over_fast.begin + column);
+  const T *gives = static_cast<const T *>(call.dy.data) + call.dy.plane(n, c) +
+                   call.dy.cell(over_slow.begin, over_middle.begin + first_row, over_fast.begin + column);
+  const int64_t origin = call.problem.index_origin(n * call.problem.channels + c);
+  // What it adds: a tile of four rows of four cells.
+  const int32_t tf = f0 + int32_t(threadIdx.x % 16) * 4;
+  const int32_t tm = m0 + int32_t(threadIdx.x / 16) * 4;
+  const bool has_tile = tf < f1 && tm < m1;
+  const uint32_t tile_at = ((threadIdx.x / 16) * 4 * kPatch + (threadIdx.x % 16) * 4) * uint32_t(sizeof(Real));
+  const PoolDecoded<Real> *const candidates =
+      decoded + (has_tile ? (windows_over(middle, tm).begin - over_middle.begin) * call.pitch +
+                                windows_over(fast, tf).begin - over_fast.begin
+                          : 0);
+  int32_t tile_rows = has_tile ? windows_over(middle, min(tm + 4, m1) - 1).end - windows_over(middle, tm).begin : 0;
+  tile_rows = int32_t(__reduce_max_sync(0xffffffffu, uint32_t(max(tile_rows, 0))));
+  T *to = static_cast<T *>(call.dx.data) + call.dx.plane(n, c) + call.dx.cell(s0, tm, tf);
+  uint32_t sums_at = uint32_t(__cvta_generic_to_shared(shared));
+  asm volatile("" : "+r"(sums_at));
+  __syncthreads();
+
+  int32_t done = s0;
+  uint32_t head = 0;
+  const auto write_slices = [&](int32_t until) {
+#pragma unroll 1
+    for (; done < until; ++done) {
+      char *const from = shared + head * kSlotBytes + tile_at;
+      if (++head == uint32_t(call.slots)) head = 0;
+      if (has_tile) {
+#pragma unroll
+        for (int b = 0; b < 4; ++b) {
+          using Sums = PoolPack<Real, 4>;
+          Sums *const place = reinterpret_cast<Sums *>(from + b * kRowBytes);
+          Sums cells = *place;
+          *place = Sums{};
+          if (tm + b >= m1) continue;
+          write_cells(to + b * call.dx.axis[kMiddle], cells.value, f1 - tf, 1, call.aligned, call.accumulate);
+        }
+      }
+      to += call.dx.axis[kSlow];
+    }
+  };
+  BitsOf<Index> name[kPatchPasses];
+  BitsOf<T> gradient[kPatchPasses];
+#pragma unroll
+  for (int k = 0; k < kPatchPasses; ++k) {
+    name[k] = BitsOf<Index>(-1);
+    gradient[k] = 0;
+  }
+  const int64_t named_step = pass_rows * call.indices.axis[kMiddle];
+  const int64_t given_step = pass_rows * call.dy.axis[kMiddle];
+  const auto load = [&]() {
+    const Index *from_names = names;
+    const T *from_gives = gives;
+#pragma unroll
+    for (int k = 0; k < kPatchPasses; ++k) {
+      const bool wanted = first_row + k * pass_rows < my_rows;
+      load_where(wanted, reinterpret_cast<const BitsOf<Index> *>(from_names), name[k]);
+      load_where(wanted, reinterpret_cast<const BitsOf<T> *>(from_gives), gradient[k]);
+      from_names += named_step;
+      from_gives += given_step;
+    }
+    names += call.indices.axis[kSlow];
+    gives += call.dy.axis[kSlow];
+  };
+  load();
+#pragma unroll 1
+  for (int32_t i = 0; i < slices_count; ++i) {
+    const PoolSpan slices = slow_span[i];
+    write_slices(slices.low);
+    __syncthreads();  // all have added the slice before
+    const int64_t slice_base = origin + int64_t(slices.low) * call.slice.divisor;
+#pragma unroll
+    for (int k = 0; k < kPatchPasses; ++k) {
+      const int32_t r = first_row + k * pass_rows;
+      if (r >= my_rows) break;
+      const PoolTileRow row = row_of[r];
+      const BitsOf<Index> relative = name[k] - BitsOf<Index>(slice_base + row.offset);
+      uint32_t left = uint32_t(relative);
+      const uint32_t s = call.slice.divide(left);
+      left = call.slice.rest(left, s);
+      bool mine = s < slices.count;
+      if (sizeof(Index) > 4) mine = mine && uint32_t(relative >> 16 >> 16) == 0;
+      const uint32_t m = call.row.divide(left);
+      left = call.row.rest(left, m);
+      mine = mine && m < row.count && left - uint32_t(span.low) < span.count;
+      const uint32_t slot = head + s;
+      const uint32_t place = min(slot, slot - uint32_t(call.slots)) * kSlotBytes + (m + row.place) * kRowBytes +
+                             (left - uint32_t(f0)) * uint32_t(sizeof(Real));
+      decoded[r * call.pitch + column] = {real_of<T>(gradient[k]), mine ? place : kNone};
+    }
+    __syncthreads();
+    if (i + 1 < slices_count) load();
+    if (has_tile) {
+      const PoolDecoded<Real> *from = candidates;
+#pragma unroll 1
+      for (int32_t r = 0; r < tile_rows; ++r, from += call.pitch) {
+        PoolDecoded<Real> each[kTileGather];
+#pragma unroll
+        for (int e = 0; e < kTileGather; ++e) each[e] = from[e];
+#pragma unroll
+        for (int e = 0; e < kTileGather; ++e)
+          add_where(((each[e].place ^ tile_at) & kTileBits) == 0, sums_at + each[e].place, each[e].value);
+      }
     }
   }
   write_slices(s1);

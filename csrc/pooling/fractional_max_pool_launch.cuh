@@ -27,6 +27,19 @@ struct PoolTilesShape {
   int32_t sums_at = 0;
   size_t shared = 0;
 };
+// How pool_patches cuts the work; 0 slots where it can't.
+struct PoolPatchesShape {
+  int32_t slots = 0;
+  int32_t strip = 0;
+  int32_t rows = 0;
+  int32_t tile_rows = 0;
+  int32_t pitch = 0;
+  int32_t decoded_at = 0;
+  int32_t spans_at = 0;
+  int32_t rows_at = 0;
+  size_t shared = 0;
+};
+PoolPatchesShape pool_patches_shape(const PoolProblem &problem, size_t real_size);
 // Whether the middle axis has nothing to say.
 inline bool pool_is_flat(const PoolProblem &problem) {
   return problem.axis[kMiddle].in == 1 && problem.axis[kMiddle].out == 1;
@@ -70,7 +83,7 @@ void launch_pool_rows(const PoolForward &call, const PoolRowsShape &shape, Strea
   rows.row_pairs = shape.row_pairs;
   rows.aligned = reinterpret_cast<uintptr_t>(call.y.data) % (2 * sizeof(T)) == 0 &&
                  reinterpret_cast<uintptr_t>(call.indices.data) % (2 * sizeof(Index)) == 0;
-  rows.dense = pool_row_major(problem, call.x, true);
+  rows.prefetch = pool_row_major(problem, call.x, true) ? kRowsPrefetch : 0;
   rows.wide = rows.rows >= int64_t(1) << 32;
   rows.by_row_pairs = ShortDivider(uint32_t(shape.row_pairs));
   rows.by_plane_rows = Divider(uint32_t(rows.plane_rows));
@@ -164,13 +177,59 @@ void launch_pool_tiles(const PoolTilesCall &call, bool chunked, Grid grid, Strea
   launch(kernel, grid, stream, call);
 }
 
+// Whether the rows of a view are contiguous.
+inline bool pool_unit(const PoolView &view, int32_t extent) { return extent == 1 || view.axis[kFast] == 1; }
+
+// Whether whole packs of four can be written.
+template <class T>
+bool pool_whole_packs(const PoolProblem &problem, const PoolView &dx) {
+  const auto whole = [](int64_t elements) { return elements % kTileColumns == 0; };
+  return reinterpret_cast<uintptr_t>(dx.data) % (kTileColumns * sizeof(T)) == 0 && whole(problem.axis[kFast].in) &&
+         whole(dx.axis[kMiddle]) && whole(dx.axis[kSlow]) && whole(dx.channel) && whole(dx.batch);
+}
+
+template <class T, class Index>
+bool launch_pool_patches(const PoolBackward &call, Stream stream) {
+  const PoolProblem &problem = call.problem;
+  const PoolAxis *axis = problem.axis;
+  const PoolPatchesShape shape = pool_patches_shape(problem, sizeof(typename PoolReal<T>::type));
+  if (shape.slots == 0 || !pool_unit(call.dy, axis[kFast].out) || !pool_unit(call.indices, axis[kFast].out) ||
+      !pool_unit(call.dx, axis[kFast].in))
+    return false;
+  PoolPatchesCall patches = {};
+  patches.problem = problem;
+  patches.dy = call.dy;
+  patches.indices = call.indices;
+  patches.dx = call.dx;
+  patches.accumulate = call.accumulate;
+  patches.aligned = pool_whole_packs<T>(problem, call.dx);
+  patches.strip = shape.strip;
+  patches.strips = int32_t(ceil_div(axis[kSlow].in, shape.strip));
+  patches.fast_patches = int32_t(ceil_div(axis[kFast].in, kPatch));
+  patches.middle_patches = int32_t(ceil_div(axis[kMiddle].in, kPatch));
+  patches.slots = shape.slots;
+  patches.rows = shape.rows;
+  patches.tile_rows = shape.tile_rows;
+  patches.pitch = shape.pitch;
+  patches.decoded_at = shape.decoded_at;
+  patches.spans_at = shape.spans_at;
+  patches.rows_at = shape.rows_at;
+  patches.slice = ShortDivider(uint32_t(axis[kMiddle].in) * uint32_t(axis[kFast].in));
+  patches.row = ShortDivider(uint32_t(axis[kFast].in));
+  allow_shared(pool_patches<T, Index>, shape.shared);
+  launch(pool_patches<T, Index>,
+         Grid{problem.planes() * patches.strips * patches.fast_patches * patches.middle_patches, kPatchThreads,
+              shape.shared},
+         stream, patches);
+  return true;
+}
+
 template <class T, class Index>
 bool launch_pool_tiles(const PoolBackward &call, Stream stream) {
   const PoolProblem &problem = call.problem;
   const PoolAxis *axis = problem.axis;
-  const auto unit = [&](const PoolView &view, int32_t extent) { return extent == 1 || view.axis[kFast] == 1; };
-  const bool is_unit =
-      unit(call.dy, axis[kFast].out) && unit(call.indices, axis[kFast].out) && unit(call.dx, axis[kFast].in);
+  const bool is_unit = pool_unit(call.dy, axis[kFast].out) && pool_unit(call.indices, axis[kFast].out) &&
+                       pool_unit(call.dx, axis[kFast].in);
   const bool channels_first = !is_unit && pool_channels_last(problem, call.dx, true);
   const PoolTilesShape shape = pool_tiles_shape(problem, sizeof(typename PoolReal<T>::type), is_unit);
   if (shape.slots == 0 || !(is_unit || channels_first)) return false;
@@ -201,18 +260,13 @@ bool launch_pool_tiles(const PoolBackward &call, Stream stream) {
   tiles.sums_at = shape.sums_at;
   tiles.slice = ShortDivider(uint32_t(axis[kMiddle].in) * uint32_t(axis[kFast].in));
   tiles.row = ShortDivider(uint32_t(axis[kFast].in));
-  const auto whole_packs = [](int64_t elements) { return elements % kTileColumns == 0; };
-  tiles.aligned = reinterpret_cast<uintptr_t>(call.dx.data) % (kTileColumns * sizeof(T)) == 0 &&
-                  whole_packs(axis[kFast].in) && whole_packs(call.dx.axis[kMiddle]) &&
-                  whole_packs(call.dx.axis[kSlow]) && whole_packs(call.dx.channel) && whole_packs(call.dx.batch);
+  tiles.aligned = is_unit && pool_whole_packs<T>(problem, call.dx);
 
   const Grid grid = {ceil_div(tiles.tiles, kTileThreads) * tiles.strips, kTileThreads, shape.shared};
   if (flat && is_unit) {
     launch_pool_tiles<T, Index, true, true>(tiles, shape.chunked, grid, stream);
   } else if (flat) {
     launch_pool_tiles<T, Index, true, false>(tiles, shape.chunked, grid, stream);
-  } else if (is_unit) {
-    launch_pool_tiles<T, Index, false, true>(tiles, shape.chunked, grid, stream);
   } else {
     launch_pool_tiles<T, Index, false, false>(tiles, shape.chunked, grid, stream);
   }
@@ -222,7 +276,7 @@ bool launch_pool_tiles(const PoolBackward &call, Stream stream) {
 template <class T, class Index>
 void launch_pool_backward(const PoolBackward &call, Stream stream) {
   const PoolProblem &problem = call.problem;
-  if (launch_pool_tiles<T, Index>(call, stream)) return;
+  if (launch_pool_patches<T, Index>(call, stream) || launch_pool_tiles<T, Index>(call, stream)) return;
   PoolAnyBackward any = {call, pool_order(problem, call.dx, true), false};
   const int64_t entries = int64_t(problem.axis[kSlow].in) + problem.axis[kMiddle].in + problem.axis[kFast].in;
   any.table = pool_table_fits<PoolRange>(entries);
