@@ -608,27 +608,6 @@ def test_devices_agree(dtype: str) -> None:
                     assert_same_bits(cuda_input, cpu_input)
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
-def test_sums_in_any_order(backend: Backend, dtype: str) -> None:
-    """Only on request, and the guarantee says so."""
-    rng = np.random.default_rng(13)
-    preference = bc.PlanPreference(deterministic=False)
-    for rows, columns, segments in ((9000, 1, 5000), (9000, 3, 4096), (900, 1, 20)):
-        ids = make_ids(rng, "unsorted", rows, segments, hostile=True)
-        members = reference.rows_of_segments("unsorted", ids, rows, segments)
-        data = make_data(rng, (rows, columns), dtype)
-        for kind in ("sum", "mean"):
-            output, _ = forward(backend, kind, data, ids, segments, preference=preference)
-            check_forward(kind, data, members, output)
-            plan = bc.SegmentReducePlan(
-                kind=kind, num_inputs=rows, embedding_dim=columns, num_segments=segments, dtype=dtype,
-                device=backend.device, preference=preference,
-            )  # fmt: skip
-            ordered = not backend.is_cuda or segments == 20
-            assert plan.precision_guarantee.deterministic is ordered
-            assert plan.precision_guarantee.bit_stable_on_same_hardware is ordered
-
-
 # ---------------------------------------------------------------------------------------------------
 # Cases from public bug reports, by their id.
 

@@ -37,28 +37,19 @@ SegmentNumbers take_numbers(Workspace &workspace, int64_t count, bool wide) {
   return {workspace.take<int32_t>(count), false};
 }
 
-void take_bounds(Workspace &workspace, const SegmentProblem &problem, SegmentSpace &space) {
-  space.begins = take_numbers(workspace, problem.segments, problem.rows >= kNarrowLimit);
-  space.ends = take_numbers(workspace, problem.segments, problem.rows >= kNarrowLimit);
-}
-
-void take_sort(Workspace &workspace, const SegmentProblem &problem, SegmentSpace &space) {
-  for (int i = 0; i < 2; ++i) {
-    space.keys[i] = workspace.take<uint32_t>(problem.rows);
-    space.values[i] = workspace.take<uint32_t>(problem.rows);
-  }
-  space.sort_bytes = segment_sort_bytes(problem);
-  space.sort = workspace.take<std::byte>(int64_t(space.sort_bytes));
-}
-
 // What bringing rows together and reducing them takes.
 void take_reduction(Workspace &workspace, const SegmentProblem &problem, size_t state, SegmentSpace &space) {
   space.chunks = segment_chunks(problem);
-  if (problem.ids == SegmentIds::unsorted) take_sort(workspace, problem, space);
-  if (problem.ids != SegmentIds::offsets) {
-    take_bounds(workspace, problem, space);
-    space.front = workspace.take<int64_t>(1);
+  if (problem.ids == SegmentIds::unsorted) {
+    for (int i = 0; i < 2; ++i) {
+      space.keys[i] = workspace.take<uint32_t>(problem.rows);
+      space.values[i] = workspace.take<uint32_t>(problem.rows);
+    }
+    space.sort_bytes = segment_sort_bytes(problem);
+    space.sort = workspace.take<std::byte>(int64_t(space.sort_bytes));
   }
+  if (problem.ids != SegmentIds::offsets)
+    space.offsets = take_numbers(workspace, problem.segments + 1, problem.rows >= kNarrowLimit);
   space.first = take_numbers(workspace, space.chunks.count + 1, problem.segments >= kNarrowLimit);
   if (problem.rows > space.chunks.chunk)
     space.partial = workspace.take<std::byte>(2 * space.chunks.count * problem.columns * int64_t(state));
@@ -66,13 +57,8 @@ void take_reduction(Workspace &workspace, const SegmentProblem &problem, size_t 
 
 SegmentSpace forward_space(Workspace &workspace, const SegmentProblem &problem, bool with_arg) {
   SegmentSpace space;
-  if (problem.segments * problem.columns == 0) return space;
-  const SegmentPath path = segment_path(problem, with_arg);
-  if (path == SegmentPath::chunks) {
+  if (problem.segments * problem.columns > 0)
     take_reduction(workspace, problem, forward_state(problem, with_arg), space);
-  } else {
-    segment_take_cells(workspace, problem, path, with_arg, space);
-  }
   return space;
 }
 
@@ -83,18 +69,13 @@ SegmentSpace backward_space(Workspace &workspace, const SegmentProblem &problem,
     space.ids = take_numbers(workspace, problem.rows, problem.segments >= kNarrowLimit);
   if (problem.kind == SegmentKind::mean) {
     if (problem.ids == SegmentIds::unsorted) space.counts = workspace.take<uint32_t>(problem.segments);
-    if (problem.ids == SegmentIds::sorted) take_bounds(workspace, problem, space);
+    if (problem.ids == SegmentIds::sorted)
+      space.offsets = take_numbers(workspace, problem.segments + 1, problem.rows >= kNarrowLimit);
   }
-  if (from_arg && segment_sorts_for_arg(problem)) take_sort(workspace, problem, space);
   if (problem.segments > 0 && (problem.kind == SegmentKind::prod || (problem.extreme() && !from_arg))) {
     const bool chosen = problem.extreme() && !problem.even;
     const size_t state = backward_state(problem);
-    const SegmentPath path = segment_path(problem, true);
-    if (path == SegmentPath::chunks) {
-      take_reduction(workspace, problem, state, space);
-    } else {
-      segment_take_cells(workspace, problem, path, true, space);
-    }
+    take_reduction(workspace, problem, state, space);
     space.states =
         workspace.take<std::byte>(problem.segments * problem.columns * int64_t(chosen ? sizeof(uint32_t) : state));
   }
@@ -102,17 +83,6 @@ SegmentSpace backward_space(Workspace &workspace, const SegmentProblem &problem,
 }
 
 }  // namespace
-
-const char *segment_path_name(const SegmentProblem &problem, bool with_arg) {
-  switch (segment_path(problem, with_arg)) {
-    case SegmentPath::cells:
-      return "cells";
-    case SegmentPath::buckets:
-      return "buckets";
-    default:
-      return problem.ids == SegmentIds::unsorted ? "sort" : "chunks";
-  }
-}
 
 size_t segment_reduce_space(const SegmentProblem &problem, bool with_arg) {
   Workspace counter(nullptr);
@@ -126,26 +96,16 @@ size_t segment_reduce_backward_space(const SegmentProblem &problem, bool from_ar
   return counter.size();
 }
 
-namespace {
-
-void reduce_extremes(const SegmentForward &call, SegmentSpace &space, Stream stream) {
-  if (segment_path(call.problem, call.arg.data != nullptr) != SegmentPath::chunks) {
-    segment_max_cells(call, space, stream);
-  } else if (call.arg.data) {
-    segment_places(call, space, stream);
-  } else {
-    segment_extremes(call, space, stream);
-  }
-}
-
-}  // namespace
-
 void segment_reduce_cuda(const SegmentForward &call, std::byte *workspace, Stream stream) {
   Workspace pieces(workspace);
   const SegmentProblem &problem = call.problem;
-  SegmentSpace space = forward_space(pieces, problem, call.arg.data != nullptr);
+  const SegmentSpace space = forward_space(pieces, problem, call.arg.data != nullptr);
   if (problem.extreme()) {
-    reduce_extremes(call, space, stream);
+    if (call.arg.data) {
+      segment_places(call, space, stream);
+    } else {
+      segment_extremes(call, space, stream);
+    }
   } else if (problem.kind == SegmentKind::prod) {
     segment_products(call, space, stream);
   } else if (problem.dtype.code == kDLInt || problem.dtype.code == kDLUInt) {
@@ -158,7 +118,7 @@ void segment_reduce_cuda(const SegmentForward &call, std::byte *workspace, Strea
 void segment_reduce_backward_cuda(const SegmentBackward &call, std::byte *workspace, Stream stream) {
   Workspace pieces(workspace);
   const SegmentProblem &problem = call.problem;
-  SegmentSpace space = backward_space(pieces, problem, call.arg.data != nullptr);
+  const SegmentSpace space = backward_space(pieces, problem, call.arg.data != nullptr);
   if (problem.segments > 0) {
     if (problem.kind == SegmentKind::prod) {
       segment_factors(call, space, stream);
@@ -171,7 +131,7 @@ void segment_reduce_backward_cuda(const SegmentBackward &call, std::byte *worksp
       places.input = call.input;
       places.ids = call.ids;
       places.arg = {space.states, problem.columns, 1};
-      reduce_extremes(places, space, stream);
+      segment_places(places, space, stream);
     }
   }
   segment_spread(call, space, stream);

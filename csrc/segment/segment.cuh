@@ -12,8 +12,6 @@
 namespace baracuda {
 
 constexpr int kSegmentThreads = 256;
-// What a block keeps of a single column: a chunk, and as many rows of a segment that begins at its end.
-constexpr int kFlatRows = 4096;
 
 // Non-negative numbers below 2^31 in 32 bits, others in 64.
 struct SegmentNumbers {
@@ -37,31 +35,22 @@ struct SegmentNumbers {
 struct SegmentGroups {
   int64_t rows;
   int64_t segments;
-  SegmentIndices offsets;  // with data: given; else there are
-  SegmentNumbers begins;   // of segments that have rows,
-  SegmentNumbers ends;     // 0 of those that have none, and
-  const int64_t *front;    // how many rows come before the first segment
-  const uint32_t *order;   // NULL: rows are where they are
-  SegmentNumbers first;    // of each chunk, the first segment that stands in it or after it
+  SegmentIndices offsets;
+  const uint32_t *order;  // NULL: rows are where they are
+  SegmentNumbers first;   // of each chunk, the first segment that stands in it or after it
   int64_t chunks;
   int32_t chunk;  // places
 
-  __device__ int64_t clamped(int64_t number) const { return number < 0 ? 0 : number > rows ? rows : number; }
-  // Of a segment without rows any place with end() not beyond it.
-  __device__ int64_t begin(int64_t segment) const {
-    if (offsets.data) return clamped(offsets[segment]);
-    const int64_t to = end(segment);
-    if (to == 0) return 0;
-    const int64_t from = clamped(begins[segment]);
-    return from < to ? from : to;
+  __device__ int64_t clamped(int64_t at) const {
+    const int64_t offset = offsets[at];
+    return offset < 0 ? 0 : offset > rows ? rows : offset;
   }
+  __device__ int64_t begin(int64_t segment) const { return clamped(segment); }
   __device__ int64_t end(int64_t segment) const {
-    if (!offsets.data) return clamped(ends[segment]);
-    const int64_t from = clamped(offsets[segment]);
-    const int64_t to = clamped(offsets[segment + 1]);
+    const int64_t from = clamped(segment);
+    const int64_t to = clamped(segment + 1);
     return to > from ? to : from;
   }
-  __device__ int64_t rows_before() const { return offsets.data ? clamped(offsets[0]) : *front; }
 };
 
 struct SegmentChunks {
@@ -69,32 +58,15 @@ struct SegmentChunks {
   int64_t count = 0;
 };
 
-// Rows of a single column by neighbouring segments: tiles of rows, buckets of 2^cell_bits segments.
-struct SegmentBuckets {
-  int cell_bits = 0;
-  int buckets = 0;
-  int64_t tiles = 0;
-};
-
-// How rows come together.
-enum class SegmentPath { chunks, cells, buckets };
-
 // What a workspace holds; NULL where the problem has no use for it.
 struct SegmentSpace {
   uint32_t *keys[2] = {};
   uint32_t *values[2] = {};
   std::byte *sort = nullptr;
   size_t sort_bytes = 0;
-  // Where the rows that are sorted lie: of each place the segment and the row.
-  const uint32_t *sorted = nullptr;
-  const uint32_t *order = nullptr;
-  SegmentNumbers begins;
-  SegmentNumbers ends;
-  int64_t *front = nullptr;
+  SegmentNumbers offsets;
   SegmentNumbers first;
   SegmentChunks chunks;
-  SegmentBuckets buckets;
-  uint16_t *bounds = nullptr;
   std::byte *partial = nullptr;
   std::byte *states = nullptr;  // of each segment and column, for a backward
   SegmentNumbers ids;           // of each row, from offsets
@@ -140,49 +112,35 @@ inline SegmentChunks segment_chunks(const SegmentProblem &problem) {
   constexpr int64_t kWarps = 132 * 48;
   const SegmentLanes lanes = segment_lanes(problem, segment_vector(problem));
   const int64_t places = problem.rows + problem.segments;
-  if (problem.columns == 1) {
-    // A block's.
-    int32_t chunk = kFlatRows / 2;
-    while (chunk > 256 && ceil_div(places, chunk) < 132 * 4) chunk /= 2;
-    return {chunk, std::max<int64_t>(ceil_div(places, chunk), 1)};
-  }
   int32_t chunk = 256;
   while (chunk > 32 && ceil_div(places, chunk) * lanes.tiles * lanes.lanes / 32 < kWarps) chunk /= 2;
   return {chunk, std::max<int64_t>(ceil_div(places, chunk), 1)};
 }
 
-// Sorts rows by segment, stably, and leaves the result in the space. Elements of a `payload` of one column take
-// the places of their rows.
-void segment_sort(const SegmentProblem &problem, const SegmentIndices &ids, const SegmentView *payload,
-                  SegmentSpace &space, Stream stream);
-// Brings rows together and cuts chunks.
+// Brings rows together and cuts chunks. Elements of a `payload` of one column are sorted instead of their rows,
+// and stand where `order` points.
 SegmentGroups segment_groups(const SegmentProblem &problem, const SegmentIndices &ids, const SegmentView *payload,
-                             SegmentSpace &space, Stream stream);
-// Where segments of sorted ids begin and end.
-SegmentGroups segment_bounds(const SegmentProblem &problem, const SegmentIndices &ids, const SegmentSpace &space,
-                             Stream stream);
+                             const SegmentSpace &space, Stream stream);
+// Where segments of sorted ids begin.
+void segment_offsets(const SegmentProblem &problem, const SegmentIndices &ids, const SegmentSpace &space,
+                     Stream stream);
 // The segment of each row, from offsets.
-void segment_expand(const SegmentProblem &problem, const SegmentIndices &offsets, SegmentSpace &space, Stream stream);
-void segment_count(const SegmentProblem &problem, const SegmentIndices &ids, SegmentSpace &space, Stream stream);
+void segment_expand(const SegmentProblem &problem, const SegmentIndices &offsets, const SegmentSpace &space,
+                    Stream stream);
+void segment_count(const SegmentProblem &problem, const SegmentIndices &ids, const SegmentSpace &space, Stream stream);
 size_t segment_sort_bytes(const SegmentProblem &problem);
 
 // Each instantiates its kernels in a file of its own.
-void segment_sums(const SegmentForward &call, SegmentSpace &space, Stream stream);
-void segment_integer_sums(const SegmentForward &call, SegmentSpace &space, Stream stream);
-void segment_products(const SegmentForward &call, SegmentSpace &space, Stream stream);
-void segment_extremes(const SegmentForward &call, SegmentSpace &space, Stream stream);
-void segment_places(const SegmentForward &call, SegmentSpace &space, Stream stream);
-SegmentPath segment_path(const SegmentProblem &problem, bool with_arg);
-void segment_take_cells(Workspace &workspace, const SegmentProblem &problem, SegmentPath path, bool with_arg,
-                        SegmentSpace &space);
-void segment_max_cells(const SegmentForward &call, SegmentSpace &space, Stream stream);
+void segment_sums(const SegmentForward &call, const SegmentSpace &space, Stream stream);
+void segment_integer_sums(const SegmentForward &call, const SegmentSpace &space, Stream stream);
+void segment_products(const SegmentForward &call, const SegmentSpace &space, Stream stream);
+void segment_extremes(const SegmentForward &call, const SegmentSpace &space, Stream stream);
+void segment_places(const SegmentForward &call, const SegmentSpace &space, Stream stream);
 // Leave their states in the workspace.
-void segment_tallies(const SegmentBackward &call, SegmentSpace &space, Stream stream);
-void segment_factors(const SegmentBackward &call, SegmentSpace &space, Stream stream);
-// Whether it pays to sort rows only to read each row of d_output and arg once.
-bool segment_sorts_for_arg(const SegmentProblem &problem);
+void segment_tallies(const SegmentBackward &call, const SegmentSpace &space, Stream stream);
+void segment_factors(const SegmentBackward &call, const SegmentSpace &space, Stream stream);
 // From those, or from arg, which may stand in the workspace, to the gradient.
-void segment_spread(const SegmentBackward &call, SegmentSpace &space, Stream stream);
+void segment_spread(const SegmentBackward &call, const SegmentSpace &space, Stream stream);
 
 template <class Op>
 struct SegmentReduceCall {
@@ -224,38 +182,33 @@ struct SegmentWork {
   int64_t to;
   int64_t begin;
   int64_t end;
-  int64_t length;  // of the long one
 };
 
 __device__ __forceinline__ SegmentWork segment_work(const SegmentGroups &groups, int64_t chunk) {
   SegmentWork work;
   const int64_t place = chunk * groups.chunk;
-  const int64_t beyond = place + groups.chunk;
   work.first = groups.first[chunk];
-  const int64_t next = groups.first[chunk + 1];
   // Offsets that fall must not make more of a chunk than it has places.
-  work.to = min(max(next, work.first), work.first + groups.chunk);
-  const int64_t before = max(work.first - 1, int64_t(0));
-  const int64_t last = max(work.to - 1, int64_t(0));
-  const int64_t before_begin = groups.begin(before);
-  const int64_t before_end = groups.end(before);
-  const int64_t last_begin = groups.begin(last);
-  const int64_t last_end = groups.end(last);
-  // What segments don't take of the places before, rows do.
-  work.begin = min(max(place - work.first, groups.rows_before()), groups.rows);
-  work.length = 0;
+  work.to = min(max(groups.first[chunk + 1], work.first), work.first + groups.chunk);
   work.from = work.first;
-  if (work.first > 0 && before_end - before_begin > groups.chunk && before_end + before >= place) {
-    work.from = before;
-    work.begin = max(before_begin, place - before - 1);
-    work.length = before_end - before_begin;
+  work.begin = work.first < groups.segments ? groups.begin(work.first) : groups.rows;
+  if (work.first > 0) {
+    const int64_t before = work.first - 1;
+    const int64_t begin = groups.begin(before);
+    const int64_t end = groups.end(before);
+    if (end - begin > groups.chunk && end + before >= place) {
+      work.from = before;
+      work.begin = max(begin, place - before - 1);
+    }
   }
-  work.end = min(beyond - next, groups.rows);
-  if (last_end > last_begin) {
-    work.end = last_end;
-    if (last_end - last_begin > groups.chunk) work.end = min(work.end, beyond - last - 1);
+  work.end = work.begin;
+  if (work.to > work.from) {
+    const int64_t last = work.to - 1;
+    const int64_t begin = groups.begin(last);
+    work.end = groups.end(last);
+    if (work.end - begin > groups.chunk) work.end = min(work.end, place + groups.chunk - last - 1);
+    work.end = max(work.begin, min(work.end, work.begin + 2 * groups.chunk));
   }
-  work.end = max(work.begin, min(work.end, work.begin + 2 * groups.chunk));
   return work;
 }
 
@@ -277,15 +230,15 @@ __global__ __launch_bounds__(kSegmentThreads) void segment_stream(const __grid_c
 #pragma unroll
   for (int v = 0; v < kVector; ++v) state[v] = call.op.identity();
   int64_t segment = work.from;
-  int64_t end = max(work.begin, call.groups.end(segment));
-  int64_t begin = work.length > 0 ? end - work.length : work.begin;
+  int64_t begin = call.groups.begin(segment);
+  int64_t end = call.groups.end(segment);
   const auto step = [&] {
     segment_finish(call, chunk, work.first, segment, column, end - begin, state);
 #pragma unroll
     for (int v = 0; v < kVector; ++v) state[v] = call.op.identity();
     begin = end;
     ++segment;
-    end = segment < work.to ? max(begin, call.groups.end(segment)) : INT64_MAX;
+    end = segment < work.to ? max(begin, call.groups.clamped(segment + 1)) : INT64_MAX;
   };
 
   const typename Op::Element *input = static_cast<const typename Op::Element *>(call.input.data) + column;
@@ -380,67 +333,6 @@ __global__ __launch_bounds__(kSegmentThreads) void segment_split(const __grid_co
   }
 }
 
-// A single column: a block loads its chunk's rows at once, then a thread takes a segment, or a warp a larger one.
-template <class Op>
-__global__ __launch_bounds__(kSegmentThreads) void segment_flat(const __grid_constant__ SegmentReduceCall<Op> call) {
-  using Element = typename Op::Element;
-  using Row = typename Op::Row;
-  using State = typename Op::State;
-  constexpr int kLoads = 8;
-  constexpr int kFewRows = 32;
-  constexpr int kMostLarge = kFlatRows / 32;
-  __shared__ Element elements[kFlatRows];
-  __shared__ int64_t large[kMostLarge];
-  __shared__ int found;
-  const SegmentGroups &groups = call.groups;
-  const int64_t chunk = blockIdx.x;
-  const SegmentWork work = segment_work(groups, chunk);
-  const int count = int(work.end - work.begin);
-  if (threadIdx.x == 0) found = 0;
-  const Element *input = static_cast<const Element *>(call.input.data);
-  const uint32_t *order = groups.order ? groups.order + work.begin : nullptr;
-  const auto row_at = [&](int place) { return order ? int64_t(__ldg(order + place)) : work.begin + place; };
-  for (int base = threadIdx.x; base < count; base += kSegmentThreads * kLoads) {
-    int64_t row[kLoads];
-#pragma unroll
-    for (int k = 0; k < kLoads; ++k)
-      if (base + k * kSegmentThreads < count) row[k] = row_at(base + k * kSegmentThreads);
-#pragma unroll
-    for (int k = 0; k < kLoads; ++k)
-      if (base + k * kSegmentThreads < count) elements[base + k * kSegmentThreads] = input[row[k] * call.input.row];
-  }
-  __syncthreads();
-  // Places in the block's rows; offsets that fall may be anywhere.
-  const auto here = [&](int64_t row) { return int(min(max(row, work.begin), work.end) - work.begin); };
-  const auto reduce = [&](int64_t segment, int from, int step) {
-    State state = call.op.identity();
-    const int stop = here(groups.end(segment));
-    for (int at = here(groups.begin(segment)) + from; at < stop; at += step)
-      call.op.add(state, elements[at], Row(row_at(at)));
-    return state;
-  };
-  const auto finish = [&](int64_t segment, const State &state) {
-    State one[1] = {state};
-    segment_finish(call, chunk, work.first, segment, 0, groups.end(segment) - groups.begin(segment), one);
-  };
-  for (int64_t segment = work.from + threadIdx.x; segment < work.to; segment += kSegmentThreads) {
-    if (here(groups.end(segment)) - here(groups.begin(segment)) > kFewRows) {
-      // More than fit come from offsets that fall; their values mean nothing.
-      const int place = atomicAdd(&found, 1);
-      if (place < kMostLarge) large[place] = segment;
-    } else {
-      finish(segment, reduce(segment, 0, 1));
-    }
-  }
-  __syncthreads();
-  const int lane = int(threadIdx.x) & 31;
-  for (int index = int(threadIdx.x) / 32; index < min(found, kMostLarge); index += kSegmentThreads / 32) {
-    State state = reduce(large[index], lane, 32);
-    for (int across = 16; across > 0; across /= 2) call.op.join(state, segment_shuffle(state, across, ~0u));
-    if (lane == 0) finish(large[index], state);
-  }
-}
-
 constexpr int kJoinChunks = 32;
 
 // Puts the pieces of long segments together. A block looks after the long segments that end in its chunks.
@@ -517,7 +409,7 @@ inline bool segment_aligned(const SegmentView &view, int vector, int bytes) {
 // allow it and `aligned` says that what op.store writes does, too.
 template <class Op, int kVector>
 void segment_reduce(const SegmentProblem &problem, const SegmentView &input, const SegmentIndices &ids, const Op &op,
-                    bool aligned, bool needs_rows, SegmentSpace &space, Stream stream) {
+                    bool aligned, bool needs_rows, const SegmentSpace &space, Stream stream) {
   constexpr int kBytes = sizeof(typename Op::Element);
   const bool vectors =
       kVector > 1 && segment_vector(problem) == kVector && aligned && segment_aligned(input, kVector, kBytes);
@@ -532,7 +424,6 @@ void segment_reduce(const SegmentProblem &problem, const SegmentView &input, con
   if (travels) {
     call.input = {const_cast<uint32_t *>(call.groups.order), 4 / kBytes, 1};
     call.groups.order = nullptr;
-    space.order = nullptr;
   }
   call.columns = problem.columns;
   call.tiles = lanes.tiles;
@@ -540,9 +431,7 @@ void segment_reduce(const SegmentProblem &problem, const SegmentView &input, con
   call.lane_bits = std::countr_zero(unsigned(lanes.lanes));
   call.partial = reinterpret_cast<typename Op::State *>(space.partial);
   const Grid grid = {ceil_div(chunks.count * lanes.tiles * lanes.lanes, kSegmentThreads), kSegmentThreads};
-  if (problem.columns == 1) {
-    launch(segment_flat<Op>, {chunks.count, kSegmentThreads}, stream, call);
-  } else if constexpr (kVector > 1) {
+  if constexpr (kVector > 1) {
     if (vectors) {
       launch(segment_stream<Op, kVector>, grid, stream, call);
     } else {

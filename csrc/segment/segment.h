@@ -338,17 +338,12 @@ void dispatch_segment_bits(DLDataType dtype, const Body &body) {
 
 void segment_reduce_cpu(const SegmentForward &call);
 void segment_reduce_backward_cpu(const SegmentBackward &call);
-// How rows come together, and the sizes of workspaces.
-const char *segment_path_name(const SegmentProblem &problem, bool with_arg);
+// The sizes of workspaces.
 size_t segment_reduce_space(const SegmentProblem &problem, bool with_arg);
 size_t segment_reduce_backward_space(const SegmentProblem &problem, bool from_arg);
 // Enqueue on the current device.
 void segment_reduce_cuda(const SegmentForward &call, std::byte *workspace, Stream stream);
 void segment_reduce_backward_cuda(const SegmentBackward &call, std::byte *workspace, Stream stream);
-// Sums without a fixed order.
-bool segment_adds_atomically(const SegmentProblem &problem);
-size_t segment_atomic_space(const SegmentProblem &problem);
-void segment_add_atomically(const SegmentForward &call, std::byte *workspace, Stream stream);
 // The most rows that may come in any order, or among which arg may choose.
 constexpr int64_t kSegmentMostRows = (int64_t(1) << 32) - 2;
 // The architecture whose machine code runs: "sm_90".

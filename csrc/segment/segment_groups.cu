@@ -45,58 +45,41 @@ struct SortedIds {
   }
 };
 
-// The first of 0 .. count for which `holds` is true, which it stays, or count. Eight parts at a time, because
-// only as many loads follow one another.
+// The first of 0 .. count for which `holds` is true, which it stays, or count.
 template <class Holds>
 __device__ int64_t search(int64_t count, const Holds &holds) {
-  constexpr int kParts = 8;
   int64_t low = 0;
   while (count > 0) {
-    const int64_t part = max(count / kParts, int64_t(1));
-    int before = 0;
-#pragma unroll
-    for (int p = 1; p < kParts; ++p) before += p * part <= count && !holds(low + p * part - 1);
-    low += before * part;
-    // The next one holds, or there is none.
-    count = before == kParts - 1 || (before + 1) * part > count ? count - before * part : part - 1;
+    const int64_t half = count / 2;
+    if (holds(low + half)) {
+      count = half;
+    } else {
+      low += half + 1;
+      count -= half + 1;
+    }
   }
   return low;
 }
 
-// Where the rows of segments begin and end.
-__global__ __launch_bounds__(kSegmentThreads) void find_bounds(SortedIds ids, int64_t rows, SegmentNumbers begins,
-                                                               SegmentNumbers ends) {
-  const int64_t first = int64_t(blockIdx.x) * kSegmentThreads * kRowsAtOnce + threadIdx.x;
-  int64_t before[kRowsAtOnce];
-  int64_t id[kRowsAtOnce];
-#pragma unroll
-  for (int r = 0; r < kRowsAtOnce; ++r) {
-    const int64_t row = first + r * kSegmentThreads;
-    before[r] = row > 0 && row <= rows ? ids[row - 1] : -1;
-    id[r] = row < rows ? ids[row] : ids.segments;
+// A thread for each offset, where there are none yet, and for each bound of a chunk.
+__global__ __launch_bounds__(kSegmentThreads) void find_bounds(SortedIds ids, SegmentGroups groups,
+                                                               SegmentNumbers offsets) {
+  int64_t at = int64_t(blockIdx.x) * kSegmentThreads + threadIdx.x;
+  if (offsets.data) {
+    if (at <= groups.segments) {
+      offsets.set(at, search(groups.rows, [&](int64_t row) { return ids[row] >= at; }));
+      return;
+    }
+    at -= groups.segments + 1;
   }
-#pragma unroll
-  for (int r = 0; r < kRowsAtOnce; ++r) {
-    const int64_t row = first + r * kSegmentThreads;
-    if (row > rows || before[r] == id[r]) continue;
-    if (uint64_t(before[r]) < uint64_t(ids.segments)) ends.set(before[r], row);
-    if (uint64_t(id[r]) < uint64_t(ids.segments)) begins.set(id[r], row);
-  }
-}
-
-// A thread for each bound of a chunk, and one for the rows before all segments.
-__global__ __launch_bounds__(kSegmentThreads) void cut_chunks(SortedIds ids, SegmentGroups groups, int64_t *front) {
-  const int64_t at = int64_t(blockIdx.x) * kSegmentThreads + threadIdx.x;
+  if (at > groups.chunks) return;
   const int64_t place = at * groups.chunk;
-  if (groups.offsets.data) {
-    if (at <= groups.chunks)
-      groups.first.set(at, search(groups.segments, [&](int64_t j) { return groups.begin(j) + j >= place; }));
-  } else if (at <= groups.chunks) {
+  if (offsets.data) {
     // Of the places before, those that rows don't take are segments.
     const int64_t rows = search(groups.rows, [&](int64_t row) { return row + ids[row] + 1 >= place; });
     groups.first.set(at, min(max(place - rows, int64_t(0)), groups.segments));
-  } else if (at == groups.chunks + 1) {
-    *front = search(groups.rows, [&](int64_t row) { return ids[row] >= 0; });
+  } else {
+    groups.first.set(at, search(groups.segments, [&](int64_t j) { return groups.begin(j) + j >= place; }));
   }
 }
 
@@ -129,7 +112,7 @@ __global__ __launch_bounds__(kSegmentThreads) void count_ids(SegmentIndices ids,
 
 template <class Bits>
 void launch_fill_keys(const SegmentProblem &problem, const SegmentIndices &ids, const SegmentView *payload,
-                      SegmentSpace &space, Stream stream) {
+                      const SegmentSpace &space, Stream stream) {
   launch(fill_keys<Bits>, {ceil_div(problem.rows, kSegmentThreads * kRowsAtOnce), kSegmentThreads}, stream, ids,
          problem.rows, problem.segments, static_cast<const Bits *>(payload ? payload->data : nullptr),
          payload ? payload->row : 0, space.keys[0], space.values[0]);
@@ -144,19 +127,10 @@ void sort_pairs(const SegmentProblem &problem, void *temporary, size_t &bytes, c
              "radix sort");
 }
 
-SegmentGroups groups_of(const SegmentProblem &problem, const SegmentIndices &ids, const SegmentSpace &space) {
-  const bool given = problem.ids == SegmentIds::offsets;
-  return {problem.rows,      problem.segments, given ? ids : SegmentIndices(),
-          space.begins,      space.ends,       space.front,
-          space.order,       space.first,      space.chunks.count,
-          space.chunks.chunk};
-}
+SegmentIndices as_indices(const SegmentNumbers &numbers) { return {numbers.data, 1, numbers.wide}; }
 
-void bounds_of(const SegmentProblem &problem, const SortedIds &sorted, const SegmentSpace &space, Stream stream) {
-  const size_t bytes = size_t(problem.segments) * (space.ends.wide ? sizeof(int64_t) : sizeof(int32_t));
-  check_cuda(cudaMemsetAsync(space.ends.data, 0, bytes, static_cast<cudaStream_t>(stream)), "cudaMemsetAsync");
-  launch(find_bounds, {ceil_div(problem.rows + 1, kSegmentThreads * kRowsAtOnce), kSegmentThreads}, stream, sorted,
-         problem.rows, space.begins, space.ends);
+SegmentGroups groups_of(const SegmentProblem &problem, const SegmentIndices &offsets, const SegmentSpace &space) {
+  return {problem.rows, problem.segments, offsets, nullptr, space.first, space.chunks.count, space.chunks.chunk};
 }
 
 }  // namespace
@@ -168,48 +142,50 @@ size_t segment_sort_bytes(const SegmentProblem &problem) {
   return bytes;
 }
 
-void segment_sort(const SegmentProblem &problem, const SegmentIndices &ids, const SegmentView *payload,
-                  SegmentSpace &space, Stream stream) {
-  space.sorted = space.keys[0];
-  if (problem.rows == 0) return;
-  if (!payload || problem.dtype.bits == 32) {
-    launch_fill_keys<uint32_t>(problem, ids, payload, space, stream);
-  } else if (problem.dtype.bits == 16) {
-    launch_fill_keys<uint16_t>(problem, ids, payload, space, stream);
-  } else {
-    launch_fill_keys<uint8_t>(problem, ids, payload, space, stream);
-  }
-  cub::DoubleBuffer<uint32_t> keys(space.keys[0], space.keys[1]);
-  cub::DoubleBuffer<uint32_t> values(space.values[0], space.values[1]);
-  size_t bytes = space.sort_bytes;
-  sort_pairs(problem, space.sort, bytes, keys, values, stream);
-  space.sorted = keys.Current();
-  space.order = values.Current();
-}
-
 SegmentGroups segment_groups(const SegmentProblem &problem, const SegmentIndices &ids, const SegmentView *payload,
-                             SegmentSpace &space, Stream stream) {
-  if (problem.ids == SegmentIds::unsorted) segment_sort(problem, ids, payload, space, stream);
-  const SegmentGroups groups = groups_of(problem, ids, space);
-  const SortedIds sorted = {space.sorted, ids, problem.segments};
-  if (problem.ids != SegmentIds::offsets) bounds_of(problem, sorted, space, stream);
-  launch(cut_chunks, {ceil_div(space.chunks.count + 2, kSegmentThreads), kSegmentThreads}, stream, sorted, groups,
-         space.front);
+                             const SegmentSpace &space, Stream stream) {
+  const bool given = problem.ids == SegmentIds::offsets;
+  SegmentGroups groups = groups_of(problem, given ? ids : as_indices(space.offsets), space);
+  SortedIds sorted = {nullptr, ids, problem.segments};
+  if (problem.ids == SegmentIds::unsorted) {
+    sorted.keys = space.keys[0];
+    if (problem.rows > 0) {
+      if (!payload || problem.dtype.bits == 32) {
+        launch_fill_keys<uint32_t>(problem, ids, payload, space, stream);
+      } else if (problem.dtype.bits == 16) {
+        launch_fill_keys<uint16_t>(problem, ids, payload, space, stream);
+      } else {
+        launch_fill_keys<uint8_t>(problem, ids, payload, space, stream);
+      }
+      cub::DoubleBuffer<uint32_t> keys(space.keys[0], space.keys[1]);
+      cub::DoubleBuffer<uint32_t> values(space.values[0], space.values[1]);
+      size_t bytes = space.sort_bytes;
+      sort_pairs(problem, space.sort, bytes, keys, values, stream);
+      sorted.keys = keys.Current();
+      groups.order = values.Current();
+    }
+  }
+  const SegmentNumbers offsets = given ? SegmentNumbers() : space.offsets;
+  const int64_t threads = space.chunks.count + 1 + (given ? 0 : problem.segments + 1);
+  launch(find_bounds, {ceil_div(threads, kSegmentThreads), kSegmentThreads}, stream, sorted, groups, offsets);
   return groups;
 }
 
-SegmentGroups segment_bounds(const SegmentProblem &problem, const SegmentIndices &ids, const SegmentSpace &space,
-                             Stream stream) {
-  if (problem.ids == SegmentIds::sorted) bounds_of(problem, SortedIds{nullptr, ids, problem.segments}, space, stream);
-  return groups_of(problem, ids, space);
+void segment_offsets(const SegmentProblem &problem, const SegmentIndices &ids, const SegmentSpace &space,
+                     Stream stream) {
+  SegmentGroups groups = groups_of(problem, ids, space);
+  groups.chunks = -1;
+  launch(find_bounds, {ceil_div(problem.segments + 1, kSegmentThreads), kSegmentThreads}, stream,
+         SortedIds{nullptr, ids, problem.segments}, groups, space.offsets);
 }
 
-void segment_expand(const SegmentProblem &problem, const SegmentIndices &offsets, SegmentSpace &space, Stream stream) {
+void segment_expand(const SegmentProblem &problem, const SegmentIndices &offsets, const SegmentSpace &space,
+                    Stream stream) {
   launch(expand, {ceil_div(problem.rows, kSegmentThreads), kSegmentThreads}, stream, groups_of(problem, offsets, space),
          space.ids);
 }
 
-void segment_count(const SegmentProblem &problem, const SegmentIndices &ids, SegmentSpace &space, Stream stream) {
+void segment_count(const SegmentProblem &problem, const SegmentIndices &ids, const SegmentSpace &space, Stream stream) {
   check_cuda(
       cudaMemsetAsync(space.counts, 0, size_t(problem.segments) * sizeof(uint32_t), static_cast<cudaStream_t>(stream)),
       "cudaMemsetAsync");

@@ -3,7 +3,7 @@
 
 namespace baracuda {
 
-void segment_places(const SegmentForward &call, SegmentSpace &space, Stream stream) {
+void segment_places(const SegmentForward &call, const SegmentSpace &space, Stream stream) {
   dispatch_segment_bits(call.problem.dtype, [&](auto tag) {
     using Bits = typename decltype(tag)::type;
     constexpr int kVector = sizeof(Bits) == 1 ? 1 : 16 / sizeof(Bits);

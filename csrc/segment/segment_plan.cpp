@@ -78,11 +78,11 @@ class SegmentPlan : public Plan {
 
   // After everything else: limits, workspace and names of the CUDA kernels.
   template <class Space>
-  void choose_device(bool brings_together, bool names_rows, bool counts_rows, const Space &space) {
+  void choose_device(bool brings_together, bool names_rows, const Space &space) {
     if constexpr (kWithCuda) {
       if (!device().is_cuda()) return;
       const bool unsorted = problem_.ids == SegmentIds::unsorted;
-      if (((brings_together && unsorted) || names_rows || counts_rows) && problem_.rows > kSegmentMostRows)
+      if (((brings_together && unsorted) || names_rows) && problem_.rows > kSegmentMostRows)
         unsupported(name_, ": num_inputs: at most ", kSegmentMostRows, " rows unless ids are sorted, and for arg, got ",
                     problem_.rows);
       if (brings_together && unsorted && problem_.segments > kSegmentMostRows)
@@ -91,7 +91,7 @@ class SegmentPlan : public Plan {
       workspace_size_ = space();
       sku_.arch = segment_arch(name_);
       sku_.backend = "bespoke";
-      path_ = brings_together ? segment_path_name(problem_, names_rows) : "spread";
+      path_ = !brings_together ? "spread" : unsorted ? "sort" : "chunks";
     }
   }
 
@@ -129,15 +129,7 @@ class SegmentReducePlan final : public SegmentPlan {
     for (const OperandSpec &operand : operands_) add_cost(operand.dtype, operand.shape);
     cost_.operations = rows_shape_.count();
     set_sku("segment_reduce", problem_.extreme());
-    if constexpr (kWithCuda)
-      atomic_ = device().is_cuda() && !options_.deterministic && segment_adds_atomically(problem_);
-    choose_device(true, return_arg, false, [&] {
-      return atomic_ ? segment_atomic_space(problem_) : segment_reduce_space(problem_, return_arg);
-    });
-    if (atomic_) {
-      path_ = "atomic";
-      sku_.guarantee.deterministic = sku_.guarantee.bit_stable_on_same_hardware = false;
-    }
+    choose_device(true, return_arg, [&] { return segment_reduce_space(problem_, return_arg); });
   }
 
  protected:
@@ -152,11 +144,7 @@ class SegmentReducePlan final : public SegmentPlan {
     forward.empty_bits = empty_bits_;
     if constexpr (kWithCuda) {
       if (device().is_cuda()) {
-        if (atomic_) {
-          segment_add_atomically(forward, call.workspace, call.stream);
-        } else {
-          segment_reduce_cuda(forward, call.workspace, call.stream);
-        }
+        segment_reduce_cuda(forward, call.workspace, call.stream);
         return;
       }
     }
@@ -209,7 +197,6 @@ class SegmentReducePlan final : public SegmentPlan {
   }
 
   uint64_t empty_bits_ = 0;
-  bool atomic_ = false;
 };
 
 class SegmentReduceBackwardPlan final : public SegmentPlan {
@@ -238,7 +225,8 @@ class SegmentReduceBackwardPlan final : public SegmentPlan {
     cost_.operations = rows_shape_.count();
     set_sku("segment_reduce_backward", problem_.kind == SegmentKind::sum || (problem_.extreme() && !problem_.even));
     const bool counts = problem_.kind == SegmentKind::mean && problem_.ids == SegmentIds::unsorted;
-    choose_device(takes_input, takes_input, counts, [&] { return segment_reduce_backward_space(problem_, takes_arg); });
+    choose_device(takes_input, takes_input || counts,
+                  [&] { return segment_reduce_backward_space(problem_, takes_arg); });
   }
 
  protected:

@@ -3,13 +3,13 @@
 
 namespace baracuda {
 
-void segment_integer_sums(const SegmentForward &call, SegmentSpace &space, Stream stream) {
+void segment_integer_sums(const SegmentForward &call, const SegmentSpace &space, Stream stream) {
   dispatch_dtype<int8_t, uint8_t, int32_t, int64_t>(call.problem.dtype, [&](auto tag) {
     segment_totals<SegmentSum, typename decltype(tag)::type, 1>(call, space, stream);
   });
 }
 
-void segment_products(const SegmentForward &call, SegmentSpace &space, Stream stream) {
+void segment_products(const SegmentForward &call, const SegmentSpace &space, Stream stream) {
   dispatch_dtype<float16, bfloat16, float, double, int8_t, uint8_t, int32_t, int64_t>(
       call.problem.dtype,
       [&](auto tag) { segment_totals<SegmentProd, typename decltype(tag)::type, 1>(call, space, stream); });

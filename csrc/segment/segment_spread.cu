@@ -76,10 +76,8 @@ struct SpreadSizes {
   int64_t columns;
   int64_t segments;
   SegmentIndices ids;
-  const uint32_t *order;  // the row that each id is of; NULL: ids are in the order of rows
   int across;
   int lane_bits;
-  int64_t tiles;
 };
 
 template <class Body>
@@ -89,10 +87,8 @@ __device__ __forceinline__ void each_row(const SpreadSizes &sizes, int64_t (&row
   const int64_t first = int64_t(blockIdx.x) * groups * 4 + (int(threadIdx.x) >> sizes.lane_bits);
 #pragma unroll
   for (int r = 0; r < 4; ++r) {
-    const int64_t at = first + r * groups;
-    row[r] = at;
-    segment[r] = at < sizes.rows ? sizes.ids[at] : -1;
-    if (sizes.order && at < sizes.rows) row[r] = __ldg(sizes.order + at);
+    row[r] = first + r * groups;
+    segment[r] = row[r] < sizes.rows ? sizes.ids[row[r]] : -1;
     if (uint64_t(segment[r]) >= uint64_t(sizes.segments)) segment[r] = -1;
   }
   body(int(threadIdx.x) & (sizes.across - 1));
@@ -175,82 +171,66 @@ __global__ __launch_bounds__(kSegmentThreads) void gather_chosen(const __grid_co
   });
 }
 
-// The same the other way round, into zeros: for few segments of many rows.
+// The same the other way round, into zeros: for few segments of many rows. `rows` of the sizes counts segments.
 template <class Bits, class Arg>
 __global__ __launch_bounds__(kSegmentThreads) void scatter_chosen(const __grid_constant__ SpreadSizes sizes,
                                                                   const __grid_constant__ SegmentGroups groups,
                                                                   SegmentView d_output, SegmentView arg,
                                                                   SegmentView d_input) {
+  const int across = 1 << sizes.lane_bits;
   const int count = kSegmentThreads >> sizes.lane_bits;
-  const int64_t block = int64_t(blockIdx.x) / sizes.tiles;
-  const int64_t column =
-      (int64_t(blockIdx.x) - block * sizes.tiles) * sizes.across + (int(threadIdx.x) & (sizes.across - 1));
-  if (column >= sizes.columns) return;
-  const int64_t first = block * count * 4 + (int(threadIdx.x) >> sizes.lane_bits);
-  uint64_t row[4];
-  Bits dy[4];
-  bool own[4];
+  const int lane = int(threadIdx.x) & (across - 1);
+  const int64_t first = int64_t(blockIdx.x) * count * 4 + (int(threadIdx.x) >> sizes.lane_bits);
+  for (int64_t column = lane; column < sizes.columns; column += across) {
+    uint64_t row[4];
+    Bits dy[4];
 #pragma unroll
-  for (int r = 0; r < 4; ++r) {
-    const int64_t segment = first + r * count;
-    row[r] = ~uint64_t(0);
-    if (segment >= sizes.segments) continue;
-    row[r] = uint64_t(arg.at<const Arg>(segment, column));
-    dy[r] = d_output.at<const Bits>(segment, column);
+    for (int r = 0; r < 4; ++r) {
+      const int64_t segment = first + r * count;
+      row[r] = ~uint64_t(0);
+      if (segment >= sizes.segments) continue;
+      row[r] = uint64_t(arg.at<const Arg>(segment, column));
+      dy[r] = d_output.at<const Bits>(segment, column);
+    }
+#pragma unroll
+    for (int r = 0; r < 4; ++r) {
+      if (row[r] >= uint64_t(sizes.rows)) continue;
+      const int64_t segment = first + r * count;
+      const int64_t at = int64_t(row[r]);
+      // So that no two segments write one element, whatever arg holds.
+      const bool own =
+          sizes.ids.data ? sizes.ids[at] == segment : groups.begin(segment) <= at && at < groups.end(segment);
+      if (own) d_input.at<Bits>(at, column) = dy[r];
+    }
   }
-#pragma unroll
-  for (int r = 0; r < 4; ++r) {
-    own[r] = false;
-    if (row[r] >= uint64_t(sizes.rows)) continue;
-    // So that no two segments write one element, whatever arg holds.
-    const int64_t segment = first + r * count;
-    const int64_t at = int64_t(row[r]);
-    own[r] = sizes.ids.data ? sizes.ids[at] == segment : groups.begin(segment) <= at && at < groups.end(segment);
-  }
-#pragma unroll
-  for (int r = 0; r < 4; ++r)
-    if (own[r]) d_input.at<Bits>(int64_t(row[r]), column) = dy[r];
-}
-
-// What a row reads when gathered, d_output and arg, costs more than zeros when it is read often.
-bool scatters(const SegmentProblem &problem) {
-  const int64_t often = problem.columns * problem.dtype.bits / 8 < 32 ? 4 : 24;
-  return problem.rows >= often * problem.segments;
 }
 
 struct Launcher {
   const SegmentBackward &call;
-  SegmentSpace &space;
+  const SegmentSpace &space;
   Stream stream;
 
   const SegmentProblem &problem() const { return call.problem; }
 
-  // Rows in the order of segments, where that is known: each segment is read once.
-  SegmentIndices row_ids(const uint32_t *&order) const {
-    order = nullptr;
-    if (problem().ids == SegmentIds::offsets) {
-      segment_expand(problem(), call.ids, space, stream);
-      return {space.ids.data, 1, space.ids.wide};
-    }
-    constexpr int64_t kNarrowLimit = int64_t(1) << 31;
-    if (!space.order || problem().segments >= kNarrowLimit) return call.ids;
-    order = space.order;
-    return {space.sorted, 1, false};
+  SegmentIndices row_ids() const {
+    if (problem().ids != SegmentIds::offsets) return call.ids;
+    segment_expand(problem(), call.ids, space, stream);
+    return {space.ids.data, 1, space.ids.wide};
   }
 
   SegmentGroups groups() const {
     SegmentGroups groups = {};
     groups.rows = problem().rows;
     groups.segments = problem().segments;
-    groups.offsets = call.ids;
+    groups.offsets =
+        problem().ids == SegmentIds::offsets ? call.ids : SegmentIndices{space.offsets.data, 1, space.offsets.wide};
     return groups;
   }
 
-  SpreadSizes sizes(const SegmentIndices &ids, const uint32_t *order, int vector) const {
-    SpreadSizes sizes = {problem().rows, problem().columns, problem().segments, ids, order, 1, 0, 1};
+  SpreadSizes sizes(const SegmentIndices &ids, int vector) const {
+    SpreadSizes sizes = {problem().rows, problem().columns, problem().segments, ids, 1, 0};
     sizes.across = int(std::bit_ceil(uint64_t(std::min<int64_t>(ceil_div(problem().columns, vector), 32))));
     sizes.lane_bits = std::countr_zero(unsigned(sizes.across));
-    sizes.tiles = ceil_div(problem().columns, sizes.across);
     return sizes;
   }
 
@@ -267,18 +247,17 @@ struct Launcher {
   void gather(const Rule &rule) const {
     constexpr int kBytes = sizeof(typename Rule::Element);
     constexpr int kVector = 16 / kBytes;
-    const uint32_t *order = nullptr;
-    const SegmentIndices ids = row_ids(order);
+    const SegmentIndices ids = row_ids();
     if (aligned(kVector, kBytes) && (!Rule::kUsesInput || segment_aligned(call.input, kVector, kBytes))) {
-      run<kVector>(rule, ids, order);
+      run<kVector>(rule, ids);
     } else {
-      run<1>(rule, ids, order);
+      run<1>(rule, ids);
     }
   }
 
   template <int kVector, class Rule>
-  void run(const Rule &rule, const SegmentIndices &ids, const uint32_t *order) const {
-    const SpreadSizes shape = sizes(ids, order, kVector);
+  void run(const Rule &rule, const SegmentIndices &ids) const {
+    const SpreadSizes shape = sizes(ids, kVector);
     launch(gather_gradient<Rule, kVector>, grid(shape, problem().rows), stream, rule, shape, call.d_output, call.input,
            call.d_input);
   }
@@ -289,26 +268,26 @@ struct Launcher {
     const int64_t elements = problem().rows * problem().columns;
     const bool dense = call.d_input.column == 1 || problem().columns == 1;
     const bool whole = dense && (problem().rows == 1 || call.d_input.row == problem().columns);
-    if (whole && !space.order && scatters(problem())) {
+    // What a row reads when gathered, d_output and arg, costs more than zeros when it is read often.
+    const int64_t often = problem().columns * int64_t(sizeof(Bits)) < 32 ? 4 : 24;
+    if (whole && problem().rows >= often * problem().segments) {
       check_cuda(
           cudaMemsetAsync(call.d_input.data, 0, size_t(elements) * sizeof(Bits), static_cast<cudaStream_t>(stream)),
           "cudaMemsetAsync");
       if (problem().segments == 0) return;
       const bool offsets = problem().ids == SegmentIds::offsets;
-      const SpreadSizes shape = sizes(offsets ? SegmentIndices() : call.ids, nullptr, 1);
-      Grid blocks = grid(shape, problem().segments);
-      blocks.blocks *= shape.tiles;
-      launch(scatter_chosen<Bits, Arg>, blocks, stream, shape, groups(), call.d_output, arg, call.d_input);
+      const SpreadSizes shape = sizes(offsets ? SegmentIndices() : call.ids, 1);
+      launch(scatter_chosen<Bits, Arg>, grid(shape, problem().segments), stream, shape, groups(), call.d_output, arg,
+             call.d_input);
       return;
     }
-    const uint32_t *order = nullptr;
-    const SegmentIndices ids = row_ids(order);
+    const SegmentIndices ids = row_ids();
     if (aligned(kVector, sizeof(Bits)) && segment_aligned(arg, kVector, sizeof(Arg))) {
-      const SpreadSizes shape = sizes(ids, order, kVector);
+      const SpreadSizes shape = sizes(ids, kVector);
       launch(gather_chosen<Bits, Arg, kVector>, grid(shape, problem().rows), stream, shape, call.d_output, arg,
              call.d_input);
     } else {
-      const SpreadSizes shape = sizes(ids, order, 1);
+      const SpreadSizes shape = sizes(ids, 1);
       launch(gather_chosen<Bits, Arg, 1>, grid(shape, problem().rows), stream, shape, call.d_output, arg, call.d_input);
     }
   }
@@ -328,15 +307,7 @@ void dispatch_float_bits(DLDataType dtype, const Body &body) {
 
 }  // namespace
 
-bool segment_sorts_for_arg(const SegmentProblem &problem) {
-  // Of d_output and arg, what stays in a cache of the chip needs no order.
-  constexpr int64_t kCached = 24 << 20;
-  const int64_t row = problem.columns * (problem.dtype.bits / 8 + (problem.wide_index ? 8 : 4));
-  return problem.ids == SegmentIds::unsorted && problem.extreme() && !scatters(problem) && row >= 256 &&
-         problem.segments * row > kCached && problem.rows <= kSegmentMostRows && problem.segments <= kSegmentMostRows;
-}
-
-void segment_spread(const SegmentBackward &call, SegmentSpace &space, Stream stream) {
+void segment_spread(const SegmentBackward &call, const SegmentSpace &space, Stream stream) {
   const SegmentProblem &problem = call.problem;
   const Launcher launcher = {call, space, stream};
   if (problem.kind == SegmentKind::sum) {
@@ -345,7 +316,6 @@ void segment_spread(const SegmentBackward &call, SegmentSpace &space, Stream str
   }
   if (problem.extreme() && !problem.even) {
     const SegmentView own = {space.states, problem.columns, 1};
-    if (call.arg.data && segment_sorts_for_arg(problem)) segment_sort(problem, call.ids, nullptr, space, stream);
     dispatch_float_bits(problem.dtype, [&](auto tag) {
       using Bits = typename decltype(tag)::type;
       if (!call.arg.data) {
@@ -358,12 +328,11 @@ void segment_spread(const SegmentBackward &call, SegmentSpace &space, Stream str
     });
     return;
   }
-  SegmentGroups bounds = {};
   if (problem.kind == SegmentKind::mean) {
     if (problem.ids == SegmentIds::unsorted) {
       segment_count(problem, call.ids, space, stream);
-    } else {
-      bounds = segment_bounds(problem, call.ids, space, stream);
+    } else if (problem.ids == SegmentIds::sorted) {
+      segment_offsets(problem, call.ids, space, stream);
     }
   }
   dispatch_dtype<float16, bfloat16, float, double>(problem.dtype, [&](auto tag) {
@@ -371,7 +340,7 @@ void segment_spread(const SegmentBackward &call, SegmentSpace &space, Stream str
     using Bits = typename SegmentBitsOf<sizeof(T)>::type;
     using Real = typename SegmentReal<T>::type;
     if (problem.kind == SegmentKind::mean) {
-      launcher.gather(TakesMean<T>{{space.counts, bounds}});
+      launcher.gather(TakesMean<T>{{space.counts, launcher.groups()}});
     } else if (problem.kind == SegmentKind::prod) {
       launcher.gather(TakesProduct<T>{reinterpret_cast<const SegmentProduct<Real> *>(space.states)});
     } else {

@@ -3,7 +3,7 @@
 
 namespace baracuda {
 
-void segment_tallies(const SegmentBackward &call, SegmentSpace &space, Stream stream) {
+void segment_tallies(const SegmentBackward &call, const SegmentSpace &space, Stream stream) {
   const auto tally = [&](auto tag) {
     using Bits = typename decltype(tag)::type;
     SegmentStates<SegmentTally<Bits, uint32_t>> op = {};
@@ -22,7 +22,7 @@ void segment_tallies(const SegmentBackward &call, SegmentSpace &space, Stream st
   }
 }
 
-void segment_factors(const SegmentBackward &call, SegmentSpace &space, Stream stream) {
+void segment_factors(const SegmentBackward &call, const SegmentSpace &space, Stream stream) {
   dispatch_dtype<float16, bfloat16, float, double>(call.problem.dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
     SegmentStates<SegmentOthers<T>> op = {};

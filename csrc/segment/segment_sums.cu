@@ -3,7 +3,7 @@
 
 namespace baracuda {
 
-void segment_sums(const SegmentForward &call, SegmentSpace &space, Stream stream) {
+void segment_sums(const SegmentForward &call, const SegmentSpace &space, Stream stream) {
   dispatch_dtype<float16, bfloat16, float, double>(call.problem.dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
     segment_totals<SegmentSum, T, 16 / sizeof(T)>(call, space, stream);

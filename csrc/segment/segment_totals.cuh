@@ -8,7 +8,7 @@
 namespace baracuda {
 
 template <template <class> class Reduction, class T, int kVector>
-void segment_totals(const SegmentForward &call, SegmentSpace &space, Stream stream) {
+void segment_totals(const SegmentForward &call, const SegmentSpace &space, Stream stream) {
   SegmentTotals<Reduction, T> op = {};
   op.output = call.output;
   op.mean = call.problem.kind == SegmentKind::mean;
