@@ -165,6 +165,11 @@ def rows(lab: Lab) -> Iterator[dict[str, Any]]:
                     }
 
 
+def _all(name: str) -> bool:
+    del name
+    return True
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Measures, prints, and writes the results."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.accuracy", description=(__doc__ or "").split("\n")[0])
@@ -179,11 +184,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.device == "cuda":
         from benchmarks.cuda_lab import CudaLab  # noqa: PLC0415
 
-        lab = CudaLab(quick=options.quick, select=lambda name: True, peers=peers)
+        lab = CudaLab(quick=options.quick, select=_all, peers=peers)
     else:
         from benchmarks.cpu_lab import CpuLab  # noqa: PLC0415
 
-        lab = CpuLab(quick=options.quick, select=lambda name: True, peers=peers)
+        lab = CpuLab(quick=options.quick, select=_all, peers=peers)
     found = []
     for row in rows(lab):
         found.append(row)

@@ -88,7 +88,19 @@ def test_quick_accuracy(device: str, tmp_path: Path) -> None:
     if device == "cuda":
         pytest.importorskip("cuda.bindings.runtime", reason="the GPU's benchmarks need baracuda[cuda]")
     file = tmp_path / "accuracy.json"
-    run("-m", "benchmarks.accuracy", "--quick", "--device", device, "--json", str(file), "--commit", "abc", "--peers", "")
+    run(
+        "-m",
+        "benchmarks.accuracy",
+        "--quick",
+        "--device",
+        device,
+        "--json",
+        str(file),
+        "--commit",
+        "abc",
+        "--peers",
+        "",
+    )
     rows = json.loads(file.read_text())["rows"]
     assert len(rows) == 2 * 5 * 4 * 2
     for row in rows:
