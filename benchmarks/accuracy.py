@@ -28,6 +28,8 @@ __all__ = ["main"]
 KINDS = ("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp")
 DTYPES = ("float32", "float64", "float16", "bfloat16")
 LENGTHS = (10**2, 10**3, 10**4, 10**5, 10**6, 10**7)
+#: Normal numbers.
+SMALLEST = {"float32": 2.0**-126, "float64": 2.0**-1022, "float16": 2.0**-14, "bfloat16": 2.0**-126}
 UFUNCS = {
     "cumsum": np.add,
     "cumprod": np.multiply,
@@ -96,10 +98,9 @@ def _from_the_end(values: Any) -> Any:
 
 
 def errors(got: Any, exact: Any, scale: Any) -> dict[str, float]:
-    """The largest and the mean relative error; where the scale is zero, nothing may be off."""
+    """The largest and the mean relative error; below the normal numbers of the dtype relative to the smallest."""
     off = np.abs(got.astype(np.longdouble) - exact)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        relative = np.where(off == 0, 0, off / scale)
+    relative = off / np.maximum(scale, SMALLEST[got.dtype.name])
     return {"max": float(f"{relative.max():.4g}"), "mean": float(f"{relative.mean():.4g}")}
 
 

@@ -10,13 +10,14 @@
 #   suite        the whole test suite, with a GPU required
 #   memcheck, racecheck, initcheck, synccheck
 #                the tests marked `sanitizer` under that tool of compute-sanitizer
+#   accuracy     errors of the scans beside PyTorch's
 #   bench        every family of benchmarks/
 #   bench:FAMILY that one
 #
 # By default all of them run, each within its limit of SECONDS, even if an earlier one failed. The
-# status says whether any did. Probe and benchmarks have the card to themselves; then the suite and
-# the sanitizers run side by side. OUTDIR gets lane.json (each step's status and seconds, and what
-# the probe found), lane.log and FAMILY.json for each family.
+# status says whether any did. Probe and benchmarks have the card to themselves; then the suite, the
+# sanitizers and accuracy run side by side. OUTDIR gets lane.json (each step's status and seconds, and what
+# the probe found), lane.log, accuracy.json and FAMILY.json for each family.
 
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
@@ -28,11 +29,11 @@ wheel=$(realpath "$1")
 mkdir -p "$2"
 out=$(realpath "$2")
 shift 2
-[[ $# -gt 0 ]] || set -- probe suite memcheck racecheck initcheck synccheck bench
+[[ $# -gt 0 ]] || set -- probe suite memcheck racecheck initcheck synccheck accuracy bench
 
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
-declare -A limits=([probe]=60 [suite]=400 [memcheck]=200 [racecheck]=200 [initcheck]=200 [synccheck]=200 [bench]=400)
+declare -A limits=([probe]=60 [suite]=400 [memcheck]=200 [racecheck]=200 [initcheck]=200 [synccheck]=200 [accuracy]=300 [bench]=400)
 
 # Beside the machine's own packages, so that its frameworks are seen and nothing of it changes.
 install() {
@@ -139,6 +140,8 @@ racecheck() { sanitizer racecheck; }
 initcheck() { sanitizer initcheck; }
 synccheck() { sanitizer synccheck; }
 
+accuracy() { python3 -m benchmarks.accuracy --device cuda --json "$out/accuracy.json"; }
+
 # One family after another, so that one that fails doesn't take the others' times with it.
 bench() {
   local families family status=0
@@ -204,7 +207,7 @@ for step in "$@"; do
   [[ $step != *=* ]] || limit=${step#*=}
   step=${step%%=*}
   case $step in
-    suite | *check) together[$step]=$limit ;;
+    suite | accuracy | *check) together[$step]=$limit ;;
     *) run "$step" "$limit" || failed+=("$step") ;;
   esac
 done

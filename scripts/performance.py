@@ -76,6 +76,19 @@ writes one token for each sequence into a dense cache, at positions that are on 
 cache, *whole* and *chunk* write contiguous memory, *transposed* reads a transposed source, and *channels_last*
 writes a row-major source into a tensor that is stored with its channels last. int4 is packed; no peer has it.
 """,
+    "scan": """\
+Shapes with their axis: rows that a block holds, an axis in front, few long rows, one row, short rows, an axis in the
+middle. *fw* and *bw* are the scan and its gradient; gradients of `cummax` find the maxima by the saved output.
+torch's exclusive scans don't exist, its reversed ones are flipped on both sides, and a linear recurrence is a doubling
+over whole tensors in torch and `associative_scan` in JAX.
+""",
+    "segment": """\
+Shapes are (rows, columns, segments) with ids at random unless noted. Sums have the same bits in every run.
+""",
+    "image": """\
+1000 boxes of 16 to 296 pixels on a map of (2, 256, 200, 200) at a scale of 1/4. Gradients have the same bits in every
+run. Sets of boxes for `nms` are described in benchmarks/families/image.py.
+""",
     "overhead": """\
 What a call costs the host, in µs. *Bare* is `cudaLaunchKernelExC` of the same kernel with the same arguments
 and attributes, from a loop in C in the same run; *over it* is the median of the differences between neighbouring

@@ -11,8 +11,12 @@ each of "cpu" and "cuda"), or by ``@pytest.mark.requires("torch", ...)`` with na
 
 from __future__ import annotations
 
+import fcntl
+import gc
 import os
+import tempfile
 from collections import Counter
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -127,6 +131,19 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 def backend(device: str) -> support.Backend:
     """How a test puts arrays on its device and reads them back."""
     return support.Backend(device)
+
+
+@pytest.fixture(autouse=True)
+def _turn_for_much_memory(request: pytest.FixtureRequest):
+    """Of several test processes on one GPU, one at a time fills most of its memory."""
+    if "gpu.memory" not in needs(request.node):
+        yield
+        return
+    with (Path(tempfile.gettempdir()) / "baracuda-tests-gpu-memory.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+        gc.collect()
+        support.torch().cuda.empty_cache()
 
 
 @pytest.fixture(autouse=True)
