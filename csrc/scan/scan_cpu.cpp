@@ -27,7 +27,7 @@ struct At<0, List<T, Rest...>> {
   using type = T;
 };
 template <int k, class L>
-using at = typename At<k, L>::type;
+using at = At<k, L>::type;
 
 template <int kCount, int k = 0, class Body>
 void for_each(const Body &body) {
@@ -37,9 +37,14 @@ void for_each(const Body &body) {
   }
 }
 
+template <class R>
+int64_t index_of(const R &result) {
+  return result.index;
+}
+
 template <class Op>
 void scan_row(const Op &op, const Geometry &g, int64_t row) {
-  using A = typename Op::Acc;
+  using A = Op::Acc;
   constexpr int kInputs = Op::Inputs::size;
   constexpr int kOutputs = Op::Outputs::size;
   constexpr int kInitialSlot = kInputs + kOutputs;
@@ -86,7 +91,7 @@ void scan_row(const Op &op, const Geometry &g, int64_t row) {
       if (!out[k()]) return;
       U &to = reinterpret_cast<U *>(out[k()])[place * g.step[kInputs + k()]];
       if constexpr (Op::kPosition && k() == 1) {
-        to = U(result.index);
+        to = U(index_of(result));
       } else {
         to = narrow<U>(result.out[k()]);
       }
@@ -139,7 +144,7 @@ RunCpu scan_cpu(const Choice &choice) {
 
 void mark_cpu(const MarkSource &source) {
   dispatch_dtype<int32_t, int64_t, float, double, float16, bfloat16>(source.from.dtype, [&](auto tag) {
-    using T = typename decltype(tag)::type;
+    using T = decltype(tag)::type;
     const T *from = source.from.as<T>();
     each_element(source.from.shape, [&](int64_t place, const int64_t *index) {
       const int64_t at = offset_at(source.from, index);

@@ -142,8 +142,8 @@ SegmentOrder<Bits> segment_order(DLDataType dtype, bool minimum) {
   if (dtype.code == kDLInt) return order;
   const int fraction = dtype == DTypeOf<bfloat16>::value ? 7 : kWidth == 16 ? 10 : kWidth == 32 ? 23 : 52;
   order.magnitude = Bits(order.sign - 1);
-  order.infinity = Bits(order.magnitude - Bits((Bits(1) << fraction) - 1));
-  order.nan = Bits(order.infinity | Bits(Bits(1) << (fraction - 1)));
+  order.infinity = Bits(order.magnitude - Bits((uint64_t(1) << fraction) - 1));
+  order.nan = Bits(order.infinity | Bits(uint64_t(1) << (fraction - 1)));
   return order;
 }
 

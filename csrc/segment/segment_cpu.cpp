@@ -98,7 +98,7 @@ void accumulate(const SegmentForward &call, const Groups &groups) {
   T empty;
   std::memcpy(&empty, &call.empty_bits, sizeof empty);
   reduce(call.problem, call.input, groups, Op<T>(),
-         [&](int64_t segment, int64_t column, typename Op<T>::State state, int64_t count) {
+         [&](int64_t segment, int64_t column, Op<T>::State state, int64_t count) {
            call.output.at<T>(segment, column) = count == 0 ? empty : T(mean ? segment_mean<T>(state, count) : state);
          });
 }
@@ -167,7 +167,7 @@ void even_shares(const SegmentBackward &call, const Groups &groups) {
   const Op op = {segment_order<Bits>(problem.dtype, problem.kind == SegmentKind::min)};
   std::vector<typename Op::State> all(size_t(problem.segments * problem.columns));
   reduce(problem, call.input, groups, op,
-         [&](int64_t segment, int64_t column, const typename Op::State &state, int64_t) {
+         [&](int64_t segment, int64_t column, const Op::State &state, int64_t) {
            all[size_t(segment * problem.columns + column)] = state;
          });
   spread<T>(call, groups, [&](int64_t row, int64_t segment, int64_t column) {
@@ -212,7 +212,7 @@ void segment_reduce_cpu(const SegmentForward &call) {
   }
   dispatch_dtype<float16, bfloat16, float, double, int8_t, uint8_t, int32_t, int64_t>(
       call.problem.dtype, [&](auto tag) {
-        using T = typename decltype(tag)::type;
+        using T = decltype(tag)::type;
         if (call.problem.kind == SegmentKind::prod) {
           accumulate<T, SegmentProd>(call, groups);
         } else {
@@ -224,7 +224,7 @@ void segment_reduce_cpu(const SegmentForward &call) {
 void segment_reduce_backward_cpu(const SegmentBackward &call) {
   const Groups groups(call.problem, call.ids);
   dispatch_dtype<float16, bfloat16, float, double>(call.problem.dtype, [&](auto tag) {
-    using T = typename decltype(tag)::type;
+    using T = decltype(tag)::type;
     using Bits = SegmentBitsOf<sizeof(T)>::type;
     if (call.problem.kind == SegmentKind::prod) {
       products<T>(call, groups);
