@@ -241,8 +241,9 @@ __device__ __forceinline__ SegmentWork segment_work(const SegmentGroups &groups,
   const int64_t before_end = groups.end(before);
   const int64_t last_begin = groups.begin(last);
   const int64_t last_end = groups.end(last);
-  // What segments don't take of the places before, rows do.
-  work.begin = min(max(place - work.first, groups.rows_before()), groups.rows);
+  // What segments don't take of the places before, rows do. A short segment that reaches into this chunk is done
+  // with in the one before.
+  work.begin = min(max(max(place - work.first, groups.rows_before()), work.first > 0 ? before_end : 0), groups.rows);
   work.length = 0;
   work.from = work.first;
   if (work.first > 0 && before_end - before_begin > groups.chunk && before_end + before >= place) {
