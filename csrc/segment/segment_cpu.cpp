@@ -166,10 +166,9 @@ void even_shares(const SegmentBackward &call, const Groups &groups) {
   const SegmentProblem &problem = call.problem;
   const Op op = {segment_order<Bits>(problem.dtype, problem.kind == SegmentKind::min)};
   std::vector<typename Op::State> all(size_t(problem.segments * problem.columns));
-  reduce(problem, call.input, groups, op,
-         [&](int64_t segment, int64_t column, const Op::State &state, int64_t) {
-           all[size_t(segment * problem.columns + column)] = state;
-         });
+  reduce(problem, call.input, groups, op, [&](int64_t segment, int64_t column, const Op::State &state, int64_t) {
+    all[size_t(segment * problem.columns + column)] = state;
+  });
   spread<T>(call, groups, [&](int64_t row, int64_t segment, int64_t column) {
     const typename Op::State &state = all[size_t(segment * problem.columns + column)];
     const Real dy = Real(call.d_output.at<const T>(segment, column));
