@@ -27,6 +27,8 @@ cuda := $(if $(CUDA),$(if $(filter 0 OFF off,$(CUDA)),OFF,ON),AUTO)
 werror := $(if $(CI),ON,OFF)
 settings := -C cmake.define.BARACUDA_CUDA=$(cuda) -C cmake.define.BARACUDA_WERROR=$(werror) \
   -C 'cmake.define.CMAKE_CUDA_ARCHITECTURES=$(ARCHITECTURES)'
+# The short form is only in pip 23.1 and later.
+pip_settings := $(patsubst -C,--config-settings,$(settings))
 sources := CMakeLists.txt LICENSE NOTICE README.md pyproject.toml $(shell find build_backend cmake csrc src -type f ! -name '*.pyc')
 # cuda-python is of use only where there is a GPU.
 extras := test$(if $(wildcard /dev/nvidia0)$(shell command -v nvidia-smi),$(comma)cuda)
@@ -74,7 +76,7 @@ $(VENV)/build-requires: $(VENV)/settings pyproject.toml build_backend/baracuda_b
 $(VENV)/installed: $(VENV)/build-requires $(sources)
 	@mkdir -p build
 	@echo "building baracuda (log: build/install.log)"
-	@$(bin)/python -m pip install -v --no-build-isolation . $(settings) >build/install.log 2>&1 || \
+	@$(bin)/python -m pip install -v --no-build-isolation . $(pip_settings) >build/install.log 2>&1 || \
 	  { cat build/install.log; exit 1; }
 	@sed -n 's/^ *-- \(baracuda: .*\)/\1/p' build/install.log
 	@touch $@
@@ -88,8 +90,9 @@ dev:
 	$(MAKE) VENV=.venv-dev editable
 
 editable: $(VENV)/build-requires
-	$(bin)/python -m pip install --no-build-isolation -e '.[$(extras)]' $(settings) \
-	  -C build-dir=build/dev -C editable.rebuild=true -C editable.verbose=false
+	$(bin)/python -m pip install --no-build-isolation -e '.[$(extras)]' $(pip_settings) \
+	  --config-settings build-dir=build/dev --config-settings editable.rebuild=true \
+	  --config-settings editable.verbose=false
 
 wheel: $(VENV)/python
 	$(bin)/python -m pip install --quiet build

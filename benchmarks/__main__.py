@@ -61,13 +61,15 @@ def run(options: argparse.Namespace) -> int:
         print(report.line(row), flush=True)
         if options.json is not None:
             # A run that is cut short leaves what it has.
-            report.write(options.json, report.meta(lab, options.family, options.commit), rows)
+            report.write(options.json, report.meta(lab, options.family, options.commit), rows, complete=False)
     if not rows:
         print("no row matches --select", file=sys.stderr)
         return 1
     described = report.meta(lab, options.family, options.commit)
     for name, reason in described["missing_peers"].items():
         print(f"without {name}: {reason}")
+    if options.json is not None:
+        report.write(options.json, described, rows)
     if options.save:
         report.write(
             report.RESULTS / report.card_directory(described["card"]) / f"{options.family}.json", described, rows

@@ -64,8 +64,9 @@ def _git(*arguments: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
-def write(path: Path, described: dict[str, Any], rows: Sequence[dict[str, Any]]) -> None:
-    """One row a line, so that a changed number is a changed line."""
+def write(path: Path, described: dict[str, Any], rows: Sequence[dict[str, Any]], complete: bool = True) -> None:
+    """One row a line, so that a changed number is a changed line. `complete`: there are no more rows to come."""
+    described = {**described, "complete": complete}
     body = ",\n    ".join(json.dumps(row) for row in rows)
     parts = json.dumps(described, indent=2).replace("\n", "\n  ")
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -205,6 +205,8 @@ def provenance(meta: dict[str, Any]) -> str:
         f"baracuda {versions.get('baracuda', '?')} at `{commit}`{changed}, {meta['date']}.",
         f"With {', '.join(listed)}.",
     ]
+    if not meta.get("complete", True):
+        sentences.append("The run was cut short: rows at the end are missing.")
     for name, reason in meta.get("missing_peers", {}).items():
         sentences.append(f"Without {names.get(name, name)} ({reason}).")
     return " ".join(sentences)

@@ -19,17 +19,6 @@ enum Access : int {
   kStrided = 2,   // one by one
 };
 
-template <int k, class L>
-struct At;
-template <int k, class T, class... Rest>
-struct At<k, List<T, Rest...>> : At<k - 1, List<Rest...>> {};
-template <class T, class... Rest>
-struct At<0, List<T, Rest...>> {
-  using type = T;
-};
-template <int k, class L>
-using at = typename At<k, L>::type;
-
 // Calls body(integral_constant<int, 0>{}), ... for each position of the list.
 template <int kCount, class Body, int k = 0>
 __device__ __forceinline__ void for_each(Body &&body) {
@@ -207,10 +196,6 @@ struct Packed {
       return widen<A>(get(i));
     }
   }
-  __device__ __forceinline__ void fill(T value) {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) put(i, value);
-  }
   // In ascending order.
   __device__ __forceinline__ void put(int i, T value) {
     if constexpr (kSize == 8) {
@@ -305,12 +290,9 @@ struct Packed {
 template <class L, int kCount>
 struct Held;
 template <int kCount>
-struct Held<List<>, kCount> {
-  static constexpr int kWords = 0;
-};
+struct Held<List<>, kCount> {};
 template <class T, class... Rest, int kCount>
 struct Held<List<T, Rest...>, kCount> {
-  static constexpr int kWords = Packed<T, kCount>::kWords + Held<List<Rest...>, kCount>::kWords;
   Packed<T, kCount> items;
   Held<List<Rest...>, kCount> rest;
 };
@@ -456,11 +438,6 @@ __device__ __forceinline__ void store_final(const Geometry &g, int64_t row, type
     constexpr int slot = Layout<Op>::kFinalSlot;
     if (g.data[slot]) *row_start<T>(g, slot, row) = narrow<T>(value);
   }
-}
-
-template <class R>
-__device__ __forceinline__ int64_t index_of(const R &result) {
-  return result.index;
 }
 
 // Puts an element's outputs among those of its lane. In ascending order.

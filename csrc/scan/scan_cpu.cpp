@@ -18,28 +18,12 @@ int64_t row_offset(const Geometry &g, int operand, int64_t row) {
   return offset;
 }
 
-template <int k, class L>
-struct At;
-template <int k, class T, class... Rest>
-struct At<k, List<T, Rest...>> : At<k - 1, List<Rest...>> {};
-template <class T, class... Rest>
-struct At<0, List<T, Rest...>> {
-  using type = T;
-};
-template <int k, class L>
-using at = At<k, L>::type;
-
 template <int kCount, int k = 0, class Body>
 void for_each(const Body &body) {
   if constexpr (k < kCount) {
     body(std::integral_constant<int, k>{});
     for_each<kCount, k + 1>(body);
   }
-}
-
-template <class R>
-int64_t index_of(const R &result) {
-  return result.index;
 }
 
 template <class Op>

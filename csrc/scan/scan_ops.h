@@ -57,6 +57,17 @@ struct List {
   static constexpr int size = sizeof...(Types);
 };
 
+template <int k, class L>
+struct At;
+template <int k, class T, class... Rest>
+struct At<k, List<T, Rest...>> : At<k - 1, List<Rest...>> {};
+template <class T, class... Rest>
+struct At<0, List<T, Rest...>> {
+  using type = T;
+};
+template <int k, class L>
+using at = At<k, L>::type;
+
 // One element in scan order.
 template <class A, int kInputs>
 struct Element {
@@ -102,6 +113,12 @@ BARACUDA_HD inline A multiply(A a, A b) {
 }
 BARACUDA_HD inline float multiply_add(float a, float b, float c) { return fmaf(a, b, c); }
 BARACUDA_HD inline double multiply_add(double a, double b, double c) { return ::fma(a, b, c); }
+
+// Of the results of operators with kPosition.
+template <class R>
+BARACUDA_HD inline int64_t index_of(const R &result) {
+  return result.index;
+}
 
 struct Flags {
   bool exclusive = false;

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -596,23 +597,9 @@ def segment_min_backward(
     stream: Any = None,
     preference: PlanPreference | None = None,
 ) -> Any:
-    """The gradient of :func:`segment_min` with respect to `data`; see :class:`SegmentReduceBackwardPlan`.
+    """The gradient of :func:`segment_min` with respect to `data`.
 
-    Args:
-        d_output: [S, ...].
-        data: the forward's, [N, ...]. With `arg` and ids it may be left out.
-        segment_ids: the forward's.
-        offsets: the forward's.
-        sorted: the forward's.
-        ties: the ``"first"`` of equal rows takes the gradient, or they share it (``"even"``).
-        arg: what the forward returned; then `data` isn't read, which is several times faster.
-        check_data: as in :func:`segment_sum`.
-        out: where to write.
-        stream: see :meth:`baracuda.Plan.run`.
-        preference: what the selection of the kernel must keep to.
-
-    Returns:
-        [N, ...], of the kind of `d_output`; 0 where a row has no segment.
+    Arguments are those of :func:`segment_max_backward`.
 
     >>> import numpy as np, baracuda as bc
     >>> data, ids = np.array([3.0, 3.0, 1.0]), np.array([0, 0, 1])
@@ -679,7 +666,7 @@ def _forward(
         segments = operator.index(num_segments)
     if check_data:
         _check(where, ids, indices, shape[0], segments)
-    columns = _product(shape[1:])
+    columns = math.prod(shape[1:])
     plan = cached_plan(
         SegmentReducePlan,
         device,
@@ -739,7 +726,7 @@ def _backward(
     else:
         rows = _highest(indices) if num_inputs is None else operator.index(num_inputs)
     in_shape = (rows, *shape[1:])
-    columns = _product(shape[1:])
+    columns = math.prod(shape[1:])
     if check_data:
         _check(where, ids, indices, rows, shape[0])
     plan = cached_plan(
@@ -789,25 +776,18 @@ def _check_rank(where: str, tensor: Any, shape: tuple[int, ...]) -> None:
         raise InvalidProblemError(f"{where}: expected a baracuda.Tensor of two axes, got {shape}")
 
 
-def _product(extents: tuple[int, ...]) -> int:
-    product = 1
-    for extent in extents:
-        product *= extent
-    return product
-
-
 def _matrix(tensor: Any, shape: tuple[int, ...]) -> Any:
     """[rows, columns] of an input; a tensor of another shape is passed on for the plan's sentence."""
     if len(shape) == 2 or tuple(getattr(tensor, "shape", ())) != shape or isinstance(tensor, _core.Tensor):
         return tensor
-    return tensor.reshape((shape[0], _product(shape[1:])))
+    return tensor.reshape((shape[0], math.prod(shape[1:])))
 
 
 def _written(out: Any, shape: tuple[int, ...], where: str) -> Any:
     """The same of what the caller wants written: never a copy."""
     if len(shape) == 2 or tuple(getattr(out, "shape", ())) != shape or isinstance(out, _core.Tensor):
         return out
-    matrix = (shape[0], _product(shape[1:]))
+    matrix = (shape[0], math.prod(shape[1:]))
     try:
         if isinstance(out, np.ndarray):
             return out.reshape(matrix, copy=False)
