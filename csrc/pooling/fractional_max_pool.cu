@@ -55,14 +55,15 @@ namespace {
 
 constexpr int64_t kProcessors = 132;
 constexpr int64_t kProcessorShared = 227 * 1024;
+constexpr int64_t kStripSlack = 11;
 
 // How many slices a block takes, where there are `blocks` blocks for a slice and `at_once` run at once; 0: none.
 //
 // Long strips read few outputs twice; but there should be blocks for all multiprocessors, and the last ones
 // should end together. All blocks take as long as each other, so the cost is the outputs of a strip, a few
-// more for its beginning, times the rounds of blocks. Of strips that cost about the same, short ones even out
-// what the model leaves out. These are a large GPU's numbers.
-int64_t pool_strip(const PoolAxis &slow, int64_t slots, int64_t blocks, int64_t at_once) {
+// more for its beginning, times the rounds of blocks. Of strips that cost at most a `slack`-th more than the best,
+// the short ones even out what the model leaves out. These are a large GPU's numbers.
+int64_t pool_strip(const PoolAxis &slow, int64_t slots, int64_t blocks, int64_t at_once, int64_t slack) {
   constexpr int64_t kMostSpans = 2048;
   constexpr int64_t kMostStrips = 32;
   int64_t cost[kMostStrips + 1] = {};
@@ -79,7 +80,7 @@ int64_t pool_strip(const PoolAxis &slow, int64_t slots, int64_t blocks, int64_t 
     least = std::min(least, cost[strips]);
   }
   for (int64_t strips = 1; strips <= kMostStrips; ++strips)
-    if (cost[strips] > 0 && cost[strips] <= least + least / 11) strip = length_of(strips);
+    if (cost[strips] > 0 && cost[strips] <= least + least / slack) strip = length_of(strips);
   return strip;
 }
 
@@ -99,7 +100,8 @@ PoolPatchesShape pool_patches_shape(const PoolProblem &problem, size_t real_size
       windows_over_most(axis[kFast], kTileColumns) > kTileGather || columns > kPatchThreads ||
       ceil_div(rows, kPatchThreads / columns) > kPatchPasses || problem.planes() * patches >= kNarrowLimit / 32)
     return shape;
-  const int64_t strip = pool_strip(axis[kSlow], slots, problem.planes() * patches, kProcessors * kPatchBlocks);
+  const int64_t strip =
+      pool_strip(axis[kSlow], slots, problem.planes() * patches, kProcessors * kPatchBlocks, kStripSlack);
   if (strip == 0) return shape;
   shape.tile_rows = int32_t(windows_over_most(axis[kMiddle], kTileRows));
   shape.rows = int32_t(rows);
@@ -118,7 +120,7 @@ PoolPatchesShape pool_patches_shape(const PoolProblem &problem, size_t real_size
   return shape;
 }
 
-PoolTilesShape pool_tiles_shape(const PoolProblem &problem, size_t real_size, bool unit) {
+PoolTilesShape pool_tiles_shape(const PoolProblem &problem, size_t real_size, size_t element_size, bool unit) {
   constexpr int64_t kMostSums = 64 * 1024;
   constexpr int64_t kMostGather = 64;
   constexpr int64_t kMostRows = 16;
@@ -143,7 +145,9 @@ PoolTilesShape pool_tiles_shape(const PoolProblem &problem, size_t real_size, bo
   const int64_t at_once =
       kProcessors * std::min<int64_t>(tile_tuning(flat, unit, shape.chunked, real_size == sizeof(double)).blocks,
                                       kProcessorShared / (sums + rows_bytes + columns_bytes + 2048));
-  const int64_t strip = pool_strip(axis[kSlow], slots, blocks, at_once);
+  // Measured: 16-bit outputs are bound by instructions, and have none to spare for the beginnings of short strips.
+  const int64_t strip =
+      pool_strip(axis[kSlow], slots, blocks, at_once, flat && unit && element_size == 2 ? INT64_MAX : kStripSlack);
   if (strip == 0) return shape;
   const int64_t outs = windows_over_most(axis[kSlow], strip);
   shape.slots = int32_t(slots);
@@ -239,7 +243,7 @@ const char *fractional_max_pool_path(const PoolProblem &problem, DLDataType dtyp
 
 const char *fractional_max_pool_backward_path(const PoolProblem &problem, DLDataType dtype) {
   if (pool_patches_shape(problem, real_size(dtype)).slots > 0) return "patches";
-  return pool_tiles_shape(problem, real_size(dtype), true).slots > 0 ? "tiles" : "any";
+  return pool_tiles_shape(problem, real_size(dtype), dtype.bits / 8, true).slots > 0 ? "tiles" : "any";
 }
 
 std::string fractional_max_pool_arch(const char *plan) {

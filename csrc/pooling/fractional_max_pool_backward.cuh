@@ -113,21 +113,27 @@ __device__ __forceinline__ void add_where(bool wanted, uint32_t address, double 
 }
 
 // Loads where wanted, and else keeps what is there. Written out, because the compiler moves a plain load up and
-// then needs the registers twice.
+// then needs the registers twice. What follows is on its way to the second-level cache, too: neighbours want it.
 __device__ __forceinline__ void load_where(bool wanted, const uint16_t *from, uint16_t &value) {
-  asm volatile("{\n\t.reg .pred wanted;\n\tsetp.ne.u32 wanted, %2, 0;\n\t@wanted ld.global.nc.b16 %0, [%1];\n\t}"
-               : "+h"(value)
-               : "l"(from), "r"(uint32_t(wanted)));
+  asm volatile(
+      "{\n\t.reg .pred wanted;\n\tsetp.ne.u32 wanted, %2, 0;\n\t"
+      "@wanted ld.global.nc.L2::256B.b16 %0, [%1];\n\t}"
+      : "+h"(value)
+      : "l"(from), "r"(uint32_t(wanted)));
 }
 __device__ __forceinline__ void load_where(bool wanted, const uint32_t *from, uint32_t &value) {
-  asm volatile("{\n\t.reg .pred wanted;\n\tsetp.ne.u32 wanted, %2, 0;\n\t@wanted ld.global.nc.b32 %0, [%1];\n\t}"
-               : "+r"(value)
-               : "l"(from), "r"(uint32_t(wanted)));
+  asm volatile(
+      "{\n\t.reg .pred wanted;\n\tsetp.ne.u32 wanted, %2, 0;\n\t"
+      "@wanted ld.global.nc.L2::256B.b32 %0, [%1];\n\t}"
+      : "+r"(value)
+      : "l"(from), "r"(uint32_t(wanted)));
 }
 __device__ __forceinline__ void load_where(bool wanted, const unsigned long long *from, unsigned long long &value) {
-  asm volatile("{\n\t.reg .pred wanted;\n\tsetp.ne.u32 wanted, %2, 0;\n\t@wanted ld.global.nc.b64 %0, [%1];\n\t}"
-               : "+l"(value)
-               : "l"(from), "r"(uint32_t(wanted)));
+  asm volatile(
+      "{\n\t.reg .pred wanted;\n\tsetp.ne.u32 wanted, %2, 0;\n\t"
+      "@wanted ld.global.nc.L2::256B.b64 %0, [%1];\n\t}"
+      : "+l"(value)
+      : "l"(from), "r"(uint32_t(wanted)));
 }
 
 // Writes the cells of a tile's row, of which `count` are in the tensor; `whole`: all at once.
@@ -429,10 +435,32 @@ struct PoolPatchesCall {
   ShortDivider row;    // cells in a row of x
 };
 
-template <class Real>
-struct alignas(2 * sizeof(Real)) PoolDecoded {
-  Real value;
-  uint32_t place;
+// An output's gradient and the place of the cell that it names, in bytes. Threads read each of them several
+// times, so 16-bit gradients share a word with the place.
+template <class T>
+struct alignas(2 * sizeof(typename PoolReal<T>::type)) PoolDecoded {
+  using Real = typename PoolReal<T>::type;
+  Real gradient;
+  uint32_t at;
+
+  __device__ static PoolDecoded of(BitsOf<T> bits, uint32_t place) { return {real_of<T>(bits), place}; }
+  __device__ Real value() const { return gradient; }
+  __device__ uint32_t place() const { return at; }
+  __device__ bool is_of(uint32_t tile, uint32_t tile_bits) const { return ((at ^ tile) & tile_bits) == 0; }
+};
+template <class T>
+  requires(sizeof(T) == 2)
+struct PoolDecoded<T> {
+  uint32_t word;  // of the place, which is below 128 KiB, the bits from 2 on and the last one
+
+  __device__ static PoolDecoded of(BitsOf<T> bits, uint32_t place) {
+    return {uint32_t(bits) | place << 14 | (place & 1u << 31)};
+  }
+  __device__ float value() const { return real_of<T>(BitsOf<T>(word)); }
+  __device__ uint32_t place() const { return word >> 14 & ~3u; }
+  __device__ bool is_of(uint32_t tile, uint32_t tile_bits) const {
+    return ((word ^ tile << 14) & (tile_bits << 14 | 1u << 31)) == 0;
+  }
 };
 
 template <class T, class Index>
@@ -448,7 +476,7 @@ __global__ void __launch_bounds__(kPatchThreads, kPatchBlocks)
   const PoolAxis &slow = call.problem.axis[kSlow];
   const PoolAxis &middle = call.problem.axis[kMiddle];
   const PoolAxis &fast = call.problem.axis[kFast];
-  PoolDecoded<Real> *const decoded = reinterpret_cast<PoolDecoded<Real> *>(shared + call.decoded_at);
+  PoolDecoded<T> *const decoded = reinterpret_cast<PoolDecoded<T> *>(shared + call.decoded_at);
   PoolSpan *const slow_span = reinterpret_cast<PoolSpan *>(shared + call.spans_at);
   PoolTileRow *const row_of = reinterpret_cast<PoolTileRow *>(shared + call.rows_at);
 
@@ -479,7 +507,7 @@ __global__ void __launch_bounds__(kPatchThreads, kPatchBlocks)
     row_of[t] = {uint32_t(span.low) * uint32_t(fast.in), uint16_t(span.count), uint16_t(span.low - m0)};
   }
   for (int32_t t = threadIdx.x; t < (call.rows + call.tile_rows) * call.pitch; t += kPatchThreads)
-    decoded[t] = {Real(0), kNone};
+    decoded[t] = PoolDecoded<T>::of(0, kNone);
   for (uint32_t t = threadIdx.x * 16; t < uint32_t(call.slots) * kSlotBytes; t += kPatchThreads * 16)
     *reinterpret_cast<uint4 *>(shared + t) = uint4{0, 0, 0, 0};
 
@@ -499,7 +527,7 @@ __global__ void __launch_bounds__(kPatchThreads, kPatchBlocks)
   const int32_t tm = m0 + int32_t(threadIdx.x / 16) * 4;
   const bool has_tile = tf < f1 && tm < m1;
   const uint32_t tile_at = ((threadIdx.x / 16) * 4 * kPatch + (threadIdx.x % 16) * 4) * uint32_t(sizeof(Real));
-  const PoolDecoded<Real> *const candidates =
+  const PoolDecoded<T> *const candidates =
       decoded + (has_tile ? (windows_over(middle, tm).begin - over_middle.begin) * call.pitch +
                                 windows_over(fast, tf).begin - over_fast.begin
                           : 0);
@@ -578,20 +606,20 @@ __global__ void __launch_bounds__(kPatchThreads, kPatchBlocks)
       const uint32_t slot = head + s;
       const uint32_t place = min(slot, slot - uint32_t(call.slots)) * kSlotBytes + (m + row.place) * kRowBytes +
                              (left - uint32_t(f0)) * uint32_t(sizeof(Real));
-      decoded[r * call.pitch + column] = {real_of<T>(gradient[k]), mine ? place : kNone};
+      decoded[r * call.pitch + column] = PoolDecoded<T>::of(gradient[k], mine ? place : kNone);
     }
     __syncthreads();
     if (i + 1 < slices_count) load();
     if (has_tile) {
-      const PoolDecoded<Real> *from = candidates;
+      const PoolDecoded<T> *from = candidates;
 #pragma unroll 1
       for (int32_t r = 0; r < tile_rows; ++r, from += call.pitch) {
-        PoolDecoded<Real> each[kTileGather];
+        PoolDecoded<T> each[kTileGather];
 #pragma unroll
         for (int e = 0; e < kTileGather; ++e) each[e] = from[e];
 #pragma unroll
         for (int e = 0; e < kTileGather; ++e)
-          add_where(((each[e].place ^ tile_at) & kTileBits) == 0, sums_at + each[e].place, each[e].value);
+          add_where(each[e].is_of(tile_at, kTileBits), sums_at + each[e].place(), each[e].value());
       }
     }
   }

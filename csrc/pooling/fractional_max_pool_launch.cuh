@@ -44,7 +44,7 @@ PoolPatchesShape pool_patches_shape(const PoolProblem &problem, size_t real_size
 inline bool pool_is_flat(const PoolProblem &problem) {
   return problem.axis[kMiddle].in == 1 && problem.axis[kMiddle].out == 1;
 }
-PoolTilesShape pool_tiles_shape(const PoolProblem &problem, size_t real_size, bool unit);
+PoolTilesShape pool_tiles_shape(const PoolProblem &problem, size_t real_size, size_t element_size, bool unit);
 
 // Whether a view of inputs or of outputs is row-major.
 bool pool_row_major(const PoolProblem &problem, const PoolView &view, bool of_inputs);
@@ -231,7 +231,7 @@ bool launch_pool_tiles(const PoolBackward &call, Stream stream) {
   const bool is_unit = pool_unit(call.dy, axis[kFast].out) && pool_unit(call.indices, axis[kFast].out) &&
                        pool_unit(call.dx, axis[kFast].in);
   const bool channels_first = !is_unit && pool_channels_last(problem, call.dx, true);
-  const PoolTilesShape shape = pool_tiles_shape(problem, sizeof(typename PoolReal<T>::type), is_unit);
+  const PoolTilesShape shape = pool_tiles_shape(problem, sizeof(typename PoolReal<T>::type), sizeof(T), is_unit);
   if (shape.slots == 0 || !(is_unit || channels_first)) return false;
 
   const bool flat = pool_is_flat(problem);
