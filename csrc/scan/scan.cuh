@@ -311,11 +311,6 @@ __device__ __forceinline__ auto &held(Held<L, kCount> &all) {
 template <class Op>
 struct Common {
   typename Op::Acc base;
-
-  template <class Get>
-  __device__ __forceinline__ typename Op::Acc term(int i, const Get &item) const {
-    return exp2_of(Op::exponent(item(i).in[0], base));
-  }
 };
 
 // The map of kCount elements, and what they have in common.
@@ -324,27 +319,36 @@ __device__ __forceinline__ typename Op::Map fold(const Op &op, Common<Op> &commo
   if constexpr (Op::kBased) {
     using A = typename Op::Acc;
     A &base = common.base;
-    A largest = item(0).in[0];
+    const A first = Op::key(item(0));
+    A largest = Op::kAscending ? Op::key(item(kCount - 1)) : first;
+    if constexpr (!Op::kAscending) {
 #pragma unroll
-    for (int i = 1; i < kCount; ++i) largest = larger_of(largest, item(i).in[0]);
-    base = op.common_base(largest);
-    A sum = common.term(0, item);
+      for (int i = 1; i < kCount; ++i) largest = larger_of(largest, Op::key(item(i)));
+    }
+    base = Op::common_base(first, largest);
+    A sum = Op::term(item(0), base);
 #pragma unroll
-    for (int i = 1; i < kCount; ++i) sum += common.term(i, item);
+    for (int i = 1; i < kCount; ++i) sum += Op::term(item(i), base);
     if (sum == sum) return {base, sum};
     // Rare: elements are taken out of the registers for a loop that stays short.
     base = A(NAN);
-    A x[kCount];
+    typename Op::Item items[kCount];
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) x[i] = item(i).in[0];
+    for (int i = 0; i < kCount; ++i) items[i] = item(i);
     typename Op::Map map = op.identity();
 #pragma unroll 1
-    for (int i = 0; i < kCount; ++i) map = op.combine(map, op.map({{x[i]}}));
+    for (int i = 0; i < kCount; ++i) map = op.combine(map, op.map(items[i]));
     return map;
   } else {
     typename Op::Map map = op.map(item(0));
 #pragma unroll
-    for (int i = 1; i < kCount; ++i) map = op.combine(map, op.map(item(i)));
+    for (int i = 1; i < kCount; ++i) {
+      if constexpr (requires { op.extend(map, item(i)); }) {
+        map = op.extend(map, item(i));
+      } else {
+        map = op.combine(map, op.map(item(i)));
+      }
+    }
     return map;
   }
 }
@@ -357,44 +361,37 @@ __device__ __forceinline__ void run(const Op &op, typename Op::Value value, cons
     using A = typename Op::Acc;
     const A base = common.base;
     const bool exclusive = op.flags.exclusive;
-    A out[kCount];
     // The value is taken to the elements' base, or their sums to the value's.
     const bool larger = base >= value.base;
     const A down = scale_down(larger ? base - value.base : value.base - base);
     const A scale = larger ? A(1) : down;
     const A carry = larger ? value.sum * down : value.sum;
-    A sum = common.term(0, item);
-    const A first = multiply_add(sum, scale, carry);
-    // Sums only grow, so where the first is well within the range of the base all are.
-    if (Op::well_scaled(first)) {
+    A sum = Op::term(item(0), base);
+    A after = multiply_add(sum, scale, carry);
+    if (base == base && Op::well_scaled(base, value, after)) {
       const A shared = larger ? base : value.base;
-      out[0] = Op::log_of_scaled(first, shared);
+      put(0, {{exclusive ? Op::shown(item(0), value) : Op::shown_scaled(item(0), after, shared)}}, value);
 #pragma unroll
       for (int i = 1; i < kCount; ++i) {
-        sum += common.term(i, item);
-        out[i] = Op::log_of_scaled(multiply_add(sum, scale, carry), shared);
-      }
-      if (exclusive) {
-#pragma unroll
-        for (int i = kCount - 1; i > 0; --i) out[i] = out[i - 1];
-        out[0] = Op::log_of(value);
+        const A before = after;
+        sum += Op::term(item(i), base);
+        after = multiply_add(sum, scale, carry);
+        put(i, {{Op::shown_scaled(item(i), exclusive ? before : after, shared)}}, value);
       }
     } else {
-      A x[kCount];
-      A y[kCount];
+      typename Op::Item items[kCount];
+      A shown[kCount];
 #pragma unroll
-      for (int i = 0; i < kCount; ++i) x[i] = item(i).in[0];
+      for (int i = 0; i < kCount; ++i) items[i] = item(i);
 #pragma unroll 1
       for (int i = 0; i < kCount; ++i) {
         typename Op::Result result;
-        value = op.step(value, {{x[i]}}, result);
-        y[i] = result.out[0];
+        value = op.step(value, items[i], result);
+        shown[i] = result.out[0];
       }
 #pragma unroll
-      for (int i = 0; i < kCount; ++i) out[i] = y[i];
+      for (int i = 0; i < kCount; ++i) put(i, {{shown[i]}}, value);
     }
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) put(i, typename Op::Result{{out[i]}}, value);
   } else {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
