@@ -28,6 +28,8 @@ __all__ = ["main"]
 KINDS = ("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp")
 DTYPES = ("float32", "float64", "float16", "bfloat16")
 LENGTHS = (10**2, 10**3, 10**4, 10**5, 10**6, 10**7)
+#: What the dtypes round to infinity.
+TOO_LARGE = {"float32": 2.0**128, "float64": np.longdouble(2) ** 1024, "float16": 65520, "bfloat16": 2.0**128}
 #: Normal numbers.
 SMALLEST = {"float32": 2.0**-126, "float64": 2.0**-1022, "float16": 2.0**-14, "bfloat16": 2.0**-126}
 UFUNCS = {
@@ -98,9 +100,13 @@ def _from_the_end(values: Any) -> Any:
 
 
 def errors(got: Any, exact: Any, scale: Any) -> dict[str, float]:
-    """The largest and the mean relative error; below the normal numbers of the dtype relative to the smallest."""
-    off = np.abs(got.astype(np.longdouble) - exact)
-    relative = off / np.maximum(scale, SMALLEST[got.dtype.name])
+    """The largest and the mean relative error; below the normal numbers of the dtype relative to the smallest.
+
+    Results that the dtype can't hold are left out.
+    """
+    inside = np.abs(exact) < TOO_LARGE[got.dtype.name]
+    off = np.abs(got.astype(np.longdouble) - exact)[inside]
+    relative = off / np.maximum(np.broadcast_to(scale, exact.shape)[inside], SMALLEST[got.dtype.name])
     return {"max": float(f"{relative.max():.4g}"), "mean": float(f"{relative.mean():.4g}")}
 
 

@@ -311,11 +311,6 @@ __device__ __forceinline__ auto &held(Held<L, kCount> &all) {
 template <class Op>
 struct Common {
   typename Op::Acc base;
-
-  template <class Get>
-  __device__ __forceinline__ typename Op::Acc term(int i, const Get &item) const {
-    return exp2_of(Op::exponent(item(i).in[0], base));
-  }
 };
 
 // The map of kCount elements, and what they have in common.
@@ -324,27 +319,36 @@ __device__ __forceinline__ typename Op::Map fold(const Op &op, Common<Op> &commo
   if constexpr (Op::kBased) {
     using A = typename Op::Acc;
     A &base = common.base;
-    A largest = item(0).in[0];
+    const A first = Op::key(item(0));
+    A largest = Op::kAscending ? Op::key(item(kCount - 1)) : first;
+    if constexpr (!Op::kAscending) {
 #pragma unroll
-    for (int i = 1; i < kCount; ++i) largest = larger_of(largest, item(i).in[0]);
-    base = op.common_base(largest);
-    A sum = common.term(0, item);
+      for (int i = 1; i < kCount; ++i) largest = larger_of(largest, Op::key(item(i)));
+    }
+    base = Op::common_base(first, largest);
+    A sum = Op::term(item(0), base);
 #pragma unroll
-    for (int i = 1; i < kCount; ++i) sum += common.term(i, item);
+    for (int i = 1; i < kCount; ++i) sum += Op::term(item(i), base);
     if (sum == sum) return {base, sum};
     // Rare: elements are taken out of the registers for a loop that stays short.
     base = A(NAN);
-    A x[kCount];
+    typename Op::Item items[kCount];
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) x[i] = item(i).in[0];
+    for (int i = 0; i < kCount; ++i) items[i] = item(i);
     typename Op::Map map = op.identity();
 #pragma unroll 1
-    for (int i = 0; i < kCount; ++i) map = op.combine(map, op.map({{x[i]}}));
+    for (int i = 0; i < kCount; ++i) map = op.combine(map, op.map(items[i]));
     return map;
   } else {
     typename Op::Map map = op.map(item(0));
 #pragma unroll
-    for (int i = 1; i < kCount; ++i) map = op.combine(map, op.map(item(i)));
+    for (int i = 1; i < kCount; ++i) {
+      if constexpr (requires { op.extend(map, item(i)); }) {
+        map = op.extend(map, item(i));
+      } else {
+        map = op.combine(map, op.map(item(i)));
+      }
+    }
     return map;
   }
 }
@@ -357,44 +361,37 @@ __device__ __forceinline__ void run(const Op &op, typename Op::Value value, cons
     using A = typename Op::Acc;
     const A base = common.base;
     const bool exclusive = op.flags.exclusive;
-    A out[kCount];
     // The value is taken to the elements' base, or their sums to the value's.
     const bool larger = base >= value.base;
     const A down = scale_down(larger ? base - value.base : value.base - base);
     const A scale = larger ? A(1) : down;
     const A carry = larger ? value.sum * down : value.sum;
-    A sum = common.term(0, item);
-    const A first = multiply_add(sum, scale, carry);
-    // Sums only grow, so where the first is well within the range of the base all are.
-    if (Op::well_scaled(first)) {
+    A sum = Op::term(item(0), base);
+    A after = multiply_add(sum, scale, carry);
+    if (base == base && Op::well_scaled(base, value, after)) {
       const A shared = larger ? base : value.base;
-      out[0] = Op::log_of_scaled(first, shared);
+      put(0, {{exclusive ? Op::shown(item(0), value) : Op::shown_scaled(item(0), after, shared)}}, value);
 #pragma unroll
       for (int i = 1; i < kCount; ++i) {
-        sum += common.term(i, item);
-        out[i] = Op::log_of_scaled(multiply_add(sum, scale, carry), shared);
-      }
-      if (exclusive) {
-#pragma unroll
-        for (int i = kCount - 1; i > 0; --i) out[i] = out[i - 1];
-        out[0] = Op::log_of(value);
+        const A before = after;
+        sum += Op::term(item(i), base);
+        after = multiply_add(sum, scale, carry);
+        put(i, {{Op::shown_scaled(item(i), exclusive ? before : after, shared)}}, value);
       }
     } else {
-      A x[kCount];
-      A y[kCount];
+      typename Op::Item items[kCount];
+      A shown[kCount];
 #pragma unroll
-      for (int i = 0; i < kCount; ++i) x[i] = item(i).in[0];
+      for (int i = 0; i < kCount; ++i) items[i] = item(i);
 #pragma unroll 1
       for (int i = 0; i < kCount; ++i) {
         typename Op::Result result;
-        value = op.step(value, {{x[i]}}, result);
-        y[i] = result.out[0];
+        value = op.step(value, items[i], result);
+        shown[i] = result.out[0];
       }
 #pragma unroll
-      for (int i = 0; i < kCount; ++i) out[i] = y[i];
+      for (int i = 0; i < kCount; ++i) put(i, {{shown[i]}}, value);
     }
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) put(i, typename Op::Result{{out[i]}}, value);
   } else {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
@@ -487,6 +484,40 @@ struct Slots {
   __device__ __forceinline__ bool exists(int slot) const { return (slot >> shift) < rows && place(slot) < left; }
 };
 
+// Copies kBytes to shared memory; the thread doesn't wait.
+template <int kBytes>
+__device__ __forceinline__ void copy_async(std::byte *to, const void *from) {
+  const uint32_t address = uint32_t(__cvta_generic_to_shared(to));
+  if constexpr (kBytes == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(from) : "memory");
+  } else if constexpr (kBytes >= 4) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(address), "l"(from), "n"(kBytes) : "memory");
+  } else {
+    *reinterpret_cast<Unsigned<kBytes> *>(to) = *reinterpret_cast<const Unsigned<kBytes> *>(from);
+  }
+}
+// Closes a group of the thread's copies.
+__device__ __forceinline__ void close_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Waits until at most kGroups of the thread's groups are under way.
+__device__ __forceinline__ void wait_for_copies(int groups) {
+  switch (groups) {
+    case 0:
+      asm volatile("cp.async.wait_group 0;" ::: "memory");
+      break;
+    case 1:
+      asm volatile("cp.async.wait_group 1;" ::: "memory");
+      break;
+    case 2:
+      asm volatile("cp.async.wait_group 2;" ::: "memory");
+      break;
+    case 3:
+      asm volatile("cp.async.wait_group 3;" ::: "memory");
+      break;
+    default:
+      asm volatile("cp.async.wait_group 4;" ::: "memory");
+  }
+}
+
 template <class Op, int kRun>
 struct Share {
   using A = typename Op::Acc;
@@ -529,12 +560,11 @@ struct Share {
     return reinterpret_cast<T *>(g.data[operand]) + (rows[operand] + slots.first * g.step[operand]);
   }
 
-  // One by one, neighbouring lanes neighbouring elements, through memory that the warp shares.
+  // One by one, neighbouring lanes neighbouring elements, into memory that the warp shares.
   template <class T>
-  __device__ __forceinline__ static void load_staged(const Slots &slots, const T *own, int64_t step,
-                                                     Packed<T, kRun> &run, std::byte *stage, int lane) {
-    using P = Packed<T, kRun>;
-    constexpr int kAtOnce = 8;
+  __device__ __forceinline__ static void store_staged(const Slots &slots, const T *own, int64_t step, std::byte *stage,
+                                                      int lane) {
+    constexpr int kAtOnce = kRun < 8 ? kRun : 8;
 #pragma unroll 1
     for (int i = 0; i < kRun; i += kAtOnce) {
       T value[kAtOnce];
@@ -547,11 +577,13 @@ struct Share {
 #pragma unroll
       for (int j = 0; j < kAtOnce; ++j) *staged<T>(stage, (i + j) * kWarp + lane) = value[j];
     }
-    __syncwarp();
+  }
+  template <class T>
+  __device__ __forceinline__ static void load_run(Packed<T, kRun> &run, std::byte *stage, int lane) {
+    using P = Packed<T, kRun>;
 #pragma unroll
     for (int p = 0; p < P::kPieces; ++p)
       run.load_piece(p, stage + mixed<P::kPieces>(lane * P::kPieces + p) * P::kPieceBytes);
-    __syncwarp();
   }
   template <class T>
   __device__ __forceinline__ static T *staged(std::byte *stage, int slot) {
@@ -560,16 +592,11 @@ struct Share {
            slot % P::kPieceItems;
   }
 
+  // All at once.
   __device__ __forceinline__ void load(const Op &op, const Geometry &g, const Accesses &access, const Slots &slots,
                                        const Rows &rows, std::byte *stage, int lane) {
     const bool full = __all_sync(kAll, whole_run(slots, lane));
-    const int left = ((lane * kRun) >> slots.shift) < slots.rows ? slots.left - slots.place(lane * kRun) : 0;
-    if constexpr (Op::kNeighbour) {
-      using T = at<kLast, typename Op::Inputs>;
-      next = A(0);
-      if (lane == kWarp - 1 && left > kRun)
-        next = widen<A>(own_row<const T>(g, kLast, slots, rows)[kItems * g.step[kLast]]);
-    }
+    const A behind = behind_share(g, slots, rows, lane);
     if (full && access.vectors) {
       // All loads are under way before the first is waited for.
       for_each<kInputs>([&](auto k) {
@@ -580,15 +607,78 @@ struct Share {
       for_each<kInputs>([&](auto k) { held<k()>(raw).turn_if(access.of[k()] == kBackward); });
     } else {
       for_each<kInputs>([&](auto k) {
-        load_staged(slots, own_row<const at<k(), typename Op::Inputs>>(g, k(), slots, rows), g.step[k()],
-                    held<k()>(raw), stage, lane);
+        using T = at<k(), typename Op::Inputs>;
+        store_staged(slots, own_row<const T>(g, k(), slots, rows), g.step[k()], stage, lane);
+        __syncwarp();
+        load_run<T>(held<k()>(raw), stage, lane);
+        __syncwarp();
       });
     }
+    find_next(op, g, slots, behind, lane);
+  }
+
+  // In two steps: copies that are under way while the warp does something else, and from them the
+  // lane's run. `slot` is kSlotBytes of the warp's own.
+  static constexpr int kSlotBytes = kItems * Bytes<typename Op::Inputs>::sum;
+  template <int k>
+  static constexpr int slot_offset() {
+    if constexpr (k == 0) {
+      return 0;
+    } else {
+      return slot_offset<k - 1>() + kItems * int(sizeof(at<k - 1, typename Op::Inputs>));
+    }
+  }
+  __device__ __forceinline__ static void copy(const Geometry &g, const Accesses &access, const Slots &slots,
+                                              const Rows &rows, std::byte *slot, int lane) {
+    const bool vectors = __all_sync(kAll, whole_run(slots, lane)) && access.vectors;
+    for_each<kInputs>([&](auto k) {
+      using T = at<k(), typename Op::Inputs>;
+      using P = Packed<T, kRun>;
+      const T *own = own_row<const T>(g, k(), slots, rows);
+      std::byte *to = slot + slot_offset<k()>();
+      if (vectors) {
+        const bool backward = access.of[k()] == kBackward;
+#pragma unroll
+        for (int p = 0; p < P::kPieces; ++p) {
+          const int piece = p * kWarp + lane;
+          const int first = piece * P::kPieceItems;
+          copy_async<P::kPieceBytes>(to + mixed<P::kPieces>(piece ^ (backward ? P::kPieces - 1 : 0)) * P::kPieceBytes,
+                                     backward ? own - (first + P::kPieceItems - 1) : own + first);
+        }
+      } else {
+        store_staged(slots, own, g.step[k()], to, lane);
+      }
+    });
+  }
+  __device__ __forceinline__ void take(const Op &op, const Geometry &g, const Accesses &access, const Slots &slots,
+                                       std::byte *slot, A behind, int lane) {
+    const bool vectors = __all_sync(kAll, whole_run(slots, lane)) && access.vectors;
+    for_each<kInputs>([&](auto k) {
+      load_run<at<k(), typename Op::Inputs>>(held<k()>(raw), slot + slot_offset<k()>(), lane);
+      held<k()>(raw).turn_if(vectors && access.of[k()] == kBackward);
+    });
+    find_next(op, g, slots, behind, lane);
+  }
+
+  // For the last lane, the neighbour behind the share.
+  __device__ __forceinline__ static A behind_share(const Geometry &g, const Slots &slots, const Rows &rows, int lane) {
+    if constexpr (Op::kNeighbour) {
+      using T = at<kLast, typename Op::Inputs>;
+      if (lane == kWarp - 1 && left_of(slots, lane) > kRun)
+        return widen<A>(own_row<const T>(g, kLast, slots, rows)[kItems * g.step[kLast]]);
+    }
+    return A(0);
+  }
+  __device__ __forceinline__ static int left_of(const Slots &slots, int lane) {
+    return ((lane * kRun) >> slots.shift) < slots.rows ? slots.left - slots.place(lane * kRun) : 0;
+  }
+  __device__ __forceinline__ void find_next(const Op &op, const Geometry &g, const Slots &slots, A behind, int lane) {
     if constexpr (Op::kNeighbour) {
       using T = at<kLast, typename Op::Inputs>;
       auto &last = held<kLast>(raw);
       const A following = shuffle_down(last.template widened<A>(0), 1);
-      if (lane < kWarp - 1) next = following;
+      const int left = left_of(slots, lane);
+      next = lane < kWarp - 1 ? following : behind;
       if (left == kRun) {
         next = behind_last(op, g, row_of(slots, lane), last.template widened<A>(kRun - 1));
       } else if (left > 0 && left < kRun) {

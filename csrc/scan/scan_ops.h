@@ -11,7 +11,7 @@
 #include <limits>
 #include <type_traits>
 
-#include "runtime/half.h"
+#include "scan/twofold.h"
 
 namespace baracuda::scan {
 
@@ -22,7 +22,6 @@ struct Boolean {
 
 template <class T>
 struct AccumulatorOf {
-  // Integers wrap; unsigned arithmetic says so without undefined behaviour.
   using type =
       std::conditional_t<std::is_same_v<T, double>, double,
                          std::conditional_t<std::is_integral_v<T> || std::is_same_v<T, Boolean>, int64_t, float>>;
@@ -79,40 +78,10 @@ struct Element {
   uint32_t position;
 };
 
-BARACUDA_HD inline float exp_of(float x) {
-#if defined(__CUDA_ARCH__)
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x * 1.44269504f));
-  return y;
-#else
-  return std::exp(x);
-#endif
-}
-BARACUDA_HD inline double exp_of(double x) { return ::exp(x); }
-
 template <class A>
 BARACUDA_HD inline A infinity() {
   return A(INFINITY);
 }
-
-template <class A>
-BARACUDA_HD inline A add(A a, A b) {
-  if constexpr (std::is_integral_v<A>) {
-    return A(std::make_unsigned_t<A>(a) + std::make_unsigned_t<A>(b));
-  } else {
-    return a + b;
-  }
-}
-template <class A>
-BARACUDA_HD inline A multiply(A a, A b) {
-  if constexpr (std::is_integral_v<A>) {
-    return A(std::make_unsigned_t<A>(a) * std::make_unsigned_t<A>(b));
-  } else {
-    return a * b;
-  }
-}
-BARACUDA_HD inline float multiply_add(float a, float b, float c) { return fmaf(a, b, c); }
-BARACUDA_HD inline double multiply_add(double a, double b, double c) { return ::fma(a, b, c); }
 
 // Of the results of operators with kPosition.
 template <class R>
@@ -136,7 +105,7 @@ struct Basics {
   static constexpr bool kPosition = false;
   static constexpr bool kInitial = false;  // a value before the first element may be given, per row
   static constexpr bool kFinal = false;    // the value after the last element may be asked for, per row
-  static constexpr bool kRare = false;     // seldom asked for, so not worth a kernel for each access pattern
+  static constexpr bool kRare = false;     // seldom asked for: not worth a kernel for each access pattern
   static constexpr bool kHeavy = false;    // much to compute for each element
   static constexpr bool kBased = false;    // several elements can be taken at once, relative to one base
   struct Result {
@@ -145,40 +114,48 @@ struct Basics {
   Flags flags;
 };
 
-template <class T, class U, class A = Accumulator<T>>
-struct Sum : Basics<A, 1, A> {
+// Narrow integers are summed to int64 but for those who ask for something else.
+template <class T, class U>
+constexpr bool kSeldomOutput = (std::is_integral_v<T> || std::is_same_v<T, Boolean>) && sizeof(T) < 4 && sizeof(U) < 8;
+
+template <class T, class U, class A = Accumulator<T>, class V = Carried<U, A>>
+struct Sum : Basics<V, 1, A> {
+  static constexpr bool kRare = kSeldomOutput<T, U>;
   using Inputs = List<T>;
   using Outputs = List<U>;
-  using Map = A;
+  using Map = V;
   using Item = Element<A, 1>;
-  using Result = typename Basics<A, 1, A>::Result;
-  BARACUDA_HD Map identity() const { return A(0); }
-  BARACUDA_HD A start() const { return A(0); }
-  BARACUDA_HD Map map(const Item &item) const { return item.in[0]; }
+  using Result = typename Basics<V, 1, A>::Result;
+  BARACUDA_HD Map identity() const { return carried<V>(A(0)); }
+  BARACUDA_HD V start() const { return identity(); }
+  BARACUDA_HD Map map(const Item &item) const { return carried<V>(item.in[0]); }
+  BARACUDA_HD Map extend(Map l, const Item &item) const { return add(l, item.in[0]); }
   BARACUDA_HD Map combine(Map l, Map r) const { return add(l, r); }
-  BARACUDA_HD A apply(Map map, A value) const { return add(value, map); }
-  BARACUDA_HD A step(A value, const Item &item, Result &result) const {
-    const A after = add(value, item.in[0]);
-    result.out[0] = this->flags.exclusive ? value : after;
+  BARACUDA_HD V apply(Map map, V value) const { return add(value, map); }
+  BARACUDA_HD V step(V value, const Item &item, Result &result) const {
+    const V after = add(value, item.in[0]);
+    result.out[0] = rounded(this->flags.exclusive ? value : after);
     return after;
   }
 };
 
-template <class T, class U, class A = Accumulator<T>>
-struct Product : Basics<A, 1, A> {
+template <class T, class U, class A = Accumulator<T>, class V = Carried<U, A>>
+struct Product : Basics<V, 1, A> {
+  static constexpr bool kRare = kSeldomOutput<T, U>;
   using Inputs = List<T>;
   using Outputs = List<U>;
-  using Map = A;
+  using Map = V;
   using Item = Element<A, 1>;
-  using Result = typename Basics<A, 1, A>::Result;
-  BARACUDA_HD Map identity() const { return A(1); }
-  BARACUDA_HD A start() const { return A(1); }
-  BARACUDA_HD Map map(const Item &item) const { return item.in[0]; }
+  using Result = typename Basics<V, 1, A>::Result;
+  BARACUDA_HD Map identity() const { return carried<V>(A(1)); }
+  BARACUDA_HD V start() const { return identity(); }
+  BARACUDA_HD Map map(const Item &item) const { return carried<V>(item.in[0]); }
+  BARACUDA_HD Map extend(Map l, const Item &item) const { return multiply(l, item.in[0]); }
   BARACUDA_HD Map combine(Map l, Map r) const { return multiply(l, r); }
-  BARACUDA_HD A apply(Map map, A value) const { return multiply(value, map); }
-  BARACUDA_HD A step(A value, const Item &item, Result &result) const {
-    const A after = multiply(value, item.in[0]);
-    result.out[0] = this->flags.exclusive ? value : after;
+  BARACUDA_HD V apply(Map map, V value) const { return multiply(value, map); }
+  BARACUDA_HD V step(V value, const Item &item, Result &result) const {
+    const V after = multiply(value, item.in[0]);
+    result.out[0] = rounded(this->flags.exclusive ? value : after);
     return after;
   }
 };
@@ -195,20 +172,49 @@ BARACUDA_HD inline A extreme(bool largest) {
   }
 }
 
-// Whether `next` takes over from `current`: NaN wins and stays, and of equal values the first or
-// the last is kept.
+// Minima are maxima of values turned upside down, and the other way round.
 template <class A>
-BARACUDA_HD inline bool takes_over(A current, A next, const Flags &flags) {
-  const bool better = flags.smallest ? next < current : next > current;
-  bool takes = better || (flags.last && next == current);
-  if constexpr (std::is_floating_point_v<A>) {
-    const bool next_nan = next != next;
-    const bool current_nan = current != current;
-    takes = takes || (next_nan && (flags.last || !current_nan));
+BARACUDA_HD inline A turned(A value, bool turn) {
+  if constexpr (std::is_same_v<A, float>) {
+    return bit_cast<float>(bit_cast<uint32_t>(value) ^ (turn ? 0x80000000u : 0u));
+  } else if constexpr (std::is_same_v<A, double>) {
+    return bit_cast<double>(bit_cast<uint64_t>(value) ^ (turn ? uint64_t(1) << 63 : uint64_t(0)));
+  } else {
+    return turn ? A(~value) : value;
   }
-  return takes;
 }
 
+// What no value in the type T is below, turned.
+template <class T, class A>
+BARACUDA_HD inline A lowest(bool turn) {
+  if constexpr (std::is_floating_point_v<A>) {
+    return -infinity<A>();
+  } else {
+    return turned(extreme<T, A>(turn), turn);
+  }
+}
+
+template <class A>
+BARACUDA_HD inline bool is_number(A value) {
+  if constexpr (std::is_floating_point_v<A>) {
+    return value == value;
+  } else {
+    return true;
+  }
+}
+
+// Whether `next` takes over from `current` as the maximum: NaN wins and stays, and of equal values the first or the
+// last is kept.
+template <class A>
+BARACUDA_HD inline bool takes_over(A current, A next) {
+  return is_number(current) && !(next <= current);
+}
+template <class A>
+BARACUDA_HD inline bool takes_over_from_equal(A current, A next) {
+  return (is_number(current) || !is_number(next)) && !(next < current);
+}
+
+// Which of two equal values is kept shows only in the sign of zero.
 template <class T, class A = Accumulator<T>>
 struct Extremum : Basics<A, 1, A> {
   using Inputs = List<T>;
@@ -216,14 +222,14 @@ struct Extremum : Basics<A, 1, A> {
   using Map = A;
   using Item = Element<A, 1>;
   using Result = typename Basics<A, 1, A>::Result;
-  BARACUDA_HD Map identity() const { return extreme<T, A>(this->flags.smallest); }
+  BARACUDA_HD Map identity() const { return lowest<T, A>(this->flags.smallest); }
   BARACUDA_HD A start() const { return identity(); }
-  BARACUDA_HD Map map(const Item &item) const { return item.in[0]; }
-  BARACUDA_HD Map combine(Map l, Map r) const { return takes_over(l, r, this->flags) ? r : l; }
+  BARACUDA_HD Map map(const Item &item) const { return turned(item.in[0], this->flags.smallest); }
+  BARACUDA_HD Map combine(Map l, Map r) const { return takes_over(l, r) ? r : l; }
   BARACUDA_HD A apply(Map map, A value) const { return combine(value, map); }
   BARACUDA_HD A step(A value, const Item &item, Result &result) const {
-    const A after = combine(value, item.in[0]);
-    result.out[0] = this->flags.exclusive ? value : after;
+    const A after = combine(value, map(item));
+    result.out[0] = turned(this->flags.exclusive ? value : after, this->flags.smallest);
     return after;
   }
 };
@@ -240,6 +246,7 @@ constexpr uint32_t kNoIndex = 0xffffffffu;
 template <class T, class I, class A = Accumulator<T>>
 struct IndexedExtremum : Basics<Record<A>, 2, A> {
   static constexpr bool kMarks = std::is_same_v<I, Boolean>;
+  static constexpr bool kRare = kSeldomOutput<T, I>;
   static constexpr bool kPosition = true;
   using Inputs = List<T>;
   using Outputs = std::conditional_t<kMarks, List<I>, List<T, I>>;
@@ -250,18 +257,20 @@ struct IndexedExtremum : Basics<Record<A>, 2, A> {
     A out[1];
     int64_t index;
   };
-  BARACUDA_HD Map identity() const { return {extreme<T, A>(this->flags.smallest), kNoIndex}; }
+  BARACUDA_HD Map identity() const { return {lowest<T, A>(this->flags.smallest), kNoIndex}; }
   BARACUDA_HD Value start() const { return identity(); }
-  BARACUDA_HD Map map(const Item &item) const { return {item.in[0], item.position}; }
+  BARACUDA_HD Map map(const Item &item) const { return {turned(item.in[0], this->flags.smallest), item.position}; }
   BARACUDA_HD Map combine(Map l, Map r) const {
-    const bool right = r.index != kNoIndex && (l.index == kNoIndex || takes_over(l.value, r.value, this->flags));
+    const bool takes = this->flags.last ? takes_over_from_equal(l.value, r.value) : takes_over(l.value, r.value);
+    // The first of all elements may be the lowest value itself.
+    const bool right = r.index != kNoIndex && (takes || l.index == kNoIndex);
     return right ? r : l;
   }
   BARACUDA_HD Value apply(Map map, Value value) const { return combine(value, map); }
   BARACUDA_HD Value step(Value value, const Item &item, Result &result) const {
-    const Value after = combine(value, {item.in[0], item.position});
+    const Value after = combine(value, map(item));
     const Value shown = this->flags.exclusive ? value : after;
-    result.out[0] = shown.value;
+    result.out[0] = turned(shown.value, this->flags.smallest);
     if constexpr (kMarks) {
       result.out[0] = A(after.index == item.position);
     } else {
@@ -330,65 +339,81 @@ struct LogConstants<double> {
   static constexpr double kFinite = 1e300;
 };
 
-template <class T, class A = Accumulator<T>>
-struct LogSumExp : Basics<ScaledSum<A>, 1, A> {
+// Sums of exponentials. An operator takes neighbouring elements at once: they get one base, so that each costs one
+// exponential and one addition.
+template <class T, int kInputs, class A>
+struct ScaledSumBasics : Basics<ScaledSum<A>, 1, A> {
   static constexpr bool kBased = true;
-  using Inputs = List<T>;
   using Outputs = List<T>;
   using Map = ScaledSum<A>;
   using Value = ScaledSum<A>;
-  using Item = Element<A, 1>;
+  using Item = Element<A, kInputs>;
   using Result = typename Basics<ScaledSum<A>, 1, A>::Result;
   using Constants = LogConstants<A>;
   // Rounded to half precision, what is left out doesn't show.
   static constexpr bool kCoarse = sizeof(T) < sizeof(float) && std::is_same_v<A, float>;
   BARACUDA_HD Map identity() const { return {-Constants::kLargest, A(0)}; }
   BARACUDA_HD Value start() const { return identity(); }
-  // log2(exp(x)) - 4 base
-  BARACUDA_HD static A exponent(A x, A base) {
-    const A main = multiply_add(x, Constants::kLog2e, A(-4) * base);
-    return kCoarse ? main : multiply_add(x, Constants::kLog2eRest, main);
-  }
-  BARACUDA_HD static A base_for(A x) { return std::rint(x * (Constants::kLog2e / 4)); }
-  BARACUDA_HD Map map(const Item &item) const {
-    const A x = item.in[0];
-    const A size = x < A(0) ? -x : x;
-    if (size < Constants::kWhole) {
-      const A base = base_for(x);
-      return {base, exp2_of(exponent(x, base))};
-    }
-    if (x != x) return {-Constants::kLargest, x};
-    if (size == infinity<A>()) return {x < A(0) ? -Constants::kLargest : Constants::kLargest, x < A(0) ? A(0) : x};
-    return {x * (Constants::kLog2e / 4), A(1)};
-  }
   BARACUDA_HD Map combine(Map l, Map r) const {
     const bool left = l.base >= r.base;
     const A scale = scale_down(left ? l.base - r.base : r.base - l.base);
     return {left ? l.base : r.base, left ? multiply_add(r.sum, scale, l.sum) : multiply_add(l.sum, scale, r.sum)};
   }
   BARACUDA_HD Value apply(Map map, Value value) const { return combine(value, map); }
-  BARACUDA_HD static A log_of(Value value) {
+  // log2(exp(x)) - 4 base
+  BARACUDA_HD static A exponent(A x, A base) {
+    const A main = multiply_add(x, Constants::kLog2e, A(-4) * base);
+    return kCoarse ? main : multiply_add(x, Constants::kLog2eRest, main);
+  }
+  BARACUDA_HD static A base_for(A x) { return std::rint(x * (Constants::kLog2e / 4)); }
+};
+
+template <class T, class A = Accumulator<T>>
+struct LogSumExp : ScaledSumBasics<T, 1, A> {
+  using Own = ScaledSumBasics<T, 1, A>;
+  using typename Own::Constants;
+  using typename Own::Item;
+  using typename Own::Map;
+  using typename Own::Result;
+  using typename Own::Value;
+  using Inputs = List<T>;
+  BARACUDA_HD Map map(const Item &item) const {
+    const A x = item.in[0];
+    const A size = x < A(0) ? -x : x;
+    if (size < Constants::kWhole) {
+      const A base = Own::base_for(x);
+      return {base, exp2_of(Own::exponent(x, base))};
+    }
+    if (x != x) return {-Constants::kLargest, x};
+    if (size == infinity<A>()) return {x < A(0) ? -Constants::kLargest : Constants::kLargest, x < A(0) ? A(0) : x};
+    return {x * (Constants::kLog2e / 4), A(1)};
+  }
+  BARACUDA_HD static A shown(const Item &, Value value) {
     const A log = std::log(value.sum);
     return multiply_add(value.base, Constants::kLn16, multiply_add(value.base, Constants::kLn16Rest, log));
   }
   BARACUDA_HD Value step(Value value, const Item &item, Result &result) const {
-    const Value after = combine(value, map(item));
-    result.out[0] = log_of(this->flags.exclusive ? value : after);
+    const Value after = this->combine(value, map(item));
+    result.out[0] = shown(item, this->flags.exclusive ? value : after);
     return after;
   }
 
-  // One base for neighbouring elements, so that each costs one exponential and one addition. Not a
-  // number where there is none.
-  BARACUDA_HD A common_base(A largest) const {
-    return largest < Constants::kWhole && largest > -Constants::kWhole ? base_for(largest) : A(NAN);
+  static constexpr bool kAscending = false;
+  BARACUDA_HD static A key(const Item &item) { return item.in[0]; }
+  // Not a number where there is none.
+  BARACUDA_HD static A common_base(A, A largest) {
+    return largest < Constants::kWhole && largest > -Constants::kWhole ? Own::base_for(largest) : A(NAN);
   }
-  // Whether a sum is near enough to 1 for its smallest term's exponent to be precise, and finite.
-  BARACUDA_HD static bool well_scaled(A sum) { return sum >= A(1) / 262144 && sum < Constants::kFinite; }
-  // log_of for a well scaled sum.
-  BARACUDA_HD static A log_of_scaled(A sum, A base) {
+  BARACUDA_HD static A term(const Item &item, A base) { return exp2_of(Own::exponent(item.in[0], base)); }
+  // Sums only grow, so where the first one's smallest term has a precise exponent all are well scaled.
+  BARACUDA_HD static bool well_scaled(A, Value, A first) {
+    return first >= A(1) / 262144 && first < Constants::kFinite;
+  }
+  // What is shown for a well scaled sum.
+  BARACUDA_HD static A shown_scaled(const Item &item, A sum, A base) {
 #if defined(__CUDA_ARCH__)
     if constexpr (std::is_same_v<A, float>) {
-      if constexpr (kCoarse) return multiply_add(log2_of(sum), Constants::kLn16 / 4, base * Constants::kLn16);
+      if constexpr (Own::kCoarse) return multiply_add(log2_of(sum), Constants::kLn16 / 4, base * Constants::kLn16);
       // The exponent apart, as a number of its own: log2 of the rest is small and so is its error.
       const uint32_t bits = bit_cast<uint32_t>(sum);
       const float whole = bit_cast<float>((bits >> 23) | 0x4b000000u) - 8388735.0f;
@@ -398,38 +423,103 @@ struct LogSumExp : Basics<ScaledSum<A>, 1, A> {
                           multiply_add(exponent, Constants::kLn16Rest / 4, rest * (Constants::kLn16 / 4)));
     }
 #endif
-    return log_of({base, sum});
+    return shown(item, {base, sum});
+  }
+};
+
+// Whether errors of the ratios of neighbouring sums don't show, though they add up along the axis.
+template <class T>
+constexpr bool kRatiosDo = sizeof(T) < sizeof(float);
+
+// Inputs dy, x, y: dx_j = exp(x_j) * (the sum of dy_k exp(-y_k) over the outputs k that x_j is in). The sum is scanned,
+// so that errors don't add up along the axis as they would in a product of exp(y_{j-1} - y_j).
+template <class T, class A = Accumulator<T>>
+struct LogSumExpGradient : ScaledSumBasics<T, 3, A> {
+  using Own = ScaledSumBasics<T, 3, A>;
+  using typename Own::Constants;
+  using typename Own::Item;
+  using typename Own::Map;
+  using typename Own::Result;
+  using typename Own::Value;
+  using Inputs = List<T, T, T>;
+  static constexpr bool kHeavy = true;
+  static constexpr bool kRare = kRatiosDo<T>;
+  // Beyond this size neighbouring numbers are so far apart that one exponential of two is all of their sum.
+  static constexpr A kApart = 1e9;
+  BARACUDA_HD Map map(const Item &item) const {
+    const A key = -item.in[2];
+    if (key != key) return {-Constants::kLargest, key};
+    // An output is -inf where all elements up to it are, which get no gradient.
+    if (key == infinity<A>()) return this->identity();
+    if (key < -Constants::kLargest) return {-Constants::kLargest, A(0) * item.in[0]};
+    const A size = key < A(0) ? -key : key;
+    if (size > kApart) return {key * (Constants::kLog2e / 4), item.in[0]};
+    const A base = Own::base_for(key);
+    return {base, item.in[0] * exp2_of(Own::exponent(key, base))};
+  }
+  BARACUDA_HD static A shown(const Item &item, Value value) {
+    const A x = item.in[1];
+    const A size = x < A(0) ? -x : x;
+    if (size > kApart && x > -infinity<A>()) {
+      const A base = x * (Constants::kLog2e / 4);
+      const A far = base < -value.base ? A(0) : infinity<A>();
+      return (base == -value.base ? A(1) : x == x ? far : x) * value.sum;
+    }
+    return exp2_of(Own::exponent(x, -value.base)) * value.sum;
+  }
+  BARACUDA_HD Value step(Value value, const Item &item, Result &result) const {
+    const Value after = this->combine(value, map(item));
+    result.out[0] = shown(item, this->flags.exclusive ? value : after);
+    return after;
+  }
+
+  // The outputs of the forward scan only grow.
+  static constexpr bool kAscending = true;
+  BARACUDA_HD static A key(const Item &item) { return -item.in[2]; }
+  // Terms and shares within e^60 of each other have precise exponents.
+  BARACUDA_HD static A common_base(A first, A last) {
+    const A span = last - first;
+    return last < Constants::kWhole && last > -Constants::kWhole && span < A(60) && span > A(-60) ? Own::base_for(last)
+                                                                                                : A(NAN);
+  }
+  BARACUDA_HD static A term(const Item &item, A base) {
+    return item.in[0] * exp2_of(Own::exponent(-item.in[2], base));
+  }
+  BARACUDA_HD static bool well_scaled(A base, Value value, A) { return value.base < base + A(8); }
+  BARACUDA_HD static A shown_scaled(const Item &item, A sum, A base) {
+    return exp2_of(Own::exponent(item.in[1], -base)) * sum;
   }
 };
 
 // value -> a * value + b. A zero stays clear of an `a` that overflowed while maps were composed.
-template <class A>
+template <class V>
 struct Affine {
-  A a;
-  A b;
+  V a;
+  V b;
 };
 
-template <class A>
-BARACUDA_HD inline A affine_apply(const Affine<A> &map, A value) {
-  return value == A(0) ? map.b : multiply_add(map.a, value, map.b);
+template <class V>
+BARACUDA_HD inline V affine_apply(const Affine<V> &map, V value) {
+  return is_zero(value) ? map.b : add(multiply(map.a, value), map.b);
 }
-template <class A>
-BARACUDA_HD inline Affine<A> affine_combine(const Affine<A> &l, const Affine<A> &r) {
-  return {l.a * r.a, affine_apply(r, l.b)};
+template <class V>
+BARACUDA_HD inline Affine<V> affine_combine(const Affine<V> &l, const Affine<V> &r) {
+  return {multiply(l.a, r.a), affine_apply(r, l.b)};
 }
 
-template <class A, int kOutputCount>
-struct AffineBasics : Basics<A, kOutputCount, A> {
-  using Map = Affine<A>;
-  BARACUDA_HD Map identity() const { return {A(1), A(0)}; }
-  BARACUDA_HD A start() const { return A(0); }
+// `V` carries values, of numbers of type A.
+template <class A, class V, int kOutputCount>
+struct AffineBasics : Basics<V, kOutputCount, A> {
+  using Map = Affine<V>;
+  BARACUDA_HD Map identity() const { return {carried<V>(A(1)), carried<V>(A(0))}; }
+  BARACUDA_HD V start() const { return carried<V>(A(0)); }
   BARACUDA_HD Map combine(const Map &l, const Map &r) const { return affine_combine(l, r); }
-  BARACUDA_HD A apply(const Map &map, A value) const { return affine_apply(map, value); }
+  BARACUDA_HD V apply(const Map &map, V value) const { return affine_apply(map, value); }
 };
 
 // h_j = a_j h_{j-1} + b_j
 template <class T, class A = Accumulator<T>>
-struct LinearRecurrence : AffineBasics<A, 1> {
+struct LinearRecurrence : AffineBasics<A, A, 1> {
   static constexpr bool kInitial = true;
   using Inputs = List<T, T>;
   using Outputs = List<T>;
@@ -447,117 +537,126 @@ struct LinearRecurrence : AffineBasics<A, 1> {
 // The gradients scan from the other end: T_j = c_j (g_j + T_{j+1}), dx_j = o_j (g_j + T_{j+1}),
 // with g_j left out of dx_j, and not scaled in T_j, where the forward scan was exclusive.
 
-// What product and log-sum-exp have in common. `c` and `o` come from Own.
-template <class Own, bool kExclusive, class A>
-struct ChainGradient : AffineBasics<A, 1> {
+// Inputs dy, x, y. c_j = x_j, o_j = y_{j-1}; exclusive: o_j = y_j.
+template <class T, bool kExclusive, class A = Accumulator<T>, class V = Carried<T, A>>
+struct ProductGradient : AffineBasics<A, V, 1> {
   static constexpr bool kNeighbour = true;
   static constexpr bool kRare = kExclusive;
+  using Inputs = List<T, T, T>;
+  using Outputs = List<T>;
+  using Map = Affine<V>;
+  using Item = Element<A, 3>;
+  using Result = typename Basics<V, 1, A>::Result;
+  BARACUDA_HD static A behind(A) { return A(1); }
+  BARACUDA_HD Map map(const Item &item) const {
+    const V dy = carried<V>(item.in[0]);
+    return {carried<V>(item.in[1]), kExclusive ? dy : multiply(dy, item.in[1])};
+  }
+  BARACUDA_HD Map extend(const Map &l, const Item &item) const {
+    return {multiply(l.a, item.in[1]), after(l.b, item)};
+  }
+  BARACUDA_HD V step(V value, const Item &item, Result &result) const {
+    const A sum = rounded(kExclusive ? value : add(value, item.in[0]));
+    result.out[0] = (kExclusive ? item.in[2] : item.next) * sum;
+    return after(value, item);
+  }
+
+ private:
+  BARACUDA_HD static V after(V value, const Item &item) {
+    return kExclusive ? add(multiply(value, item.in[1]), item.in[0]) : multiply(add(value, item.in[0]), item.in[1]);
+  }
+};
+
+// Inputs dy, x, y of an inclusive scan, from ratios, which takes fewer registers than the scaled sums of
+// LogSumExpGradient: c_j = exp(y_{j-1} - y_j), o_j = exp(x_j - y_j).
+template <class T, class A = Accumulator<T>>
+struct LogSumExpRatios : AffineBasics<A, A, 1> {
+  static constexpr bool kNeighbour = true;
+  static constexpr bool kHeavy = true;
+  using Inputs = List<T, T, T>;
+  using Outputs = List<T>;
   using Map = Affine<A>;
   using Item = Element<A, 3>;
   using Result = typename Basics<A, 1, A>::Result;
+  BARACUDA_HD static A behind(A) { return -infinity<A>(); }
   BARACUDA_HD Map map(const Item &item) const {
-    const A c = Own::carried(item);
-    return {c, kExclusive ? item.in[0] : c * item.in[0]};
+    const A c = ratio(item.next, item.in[2]);
+    return {c, c * item.in[0]};
   }
   BARACUDA_HD A step(A value, const Item &item, Result &result) const {
-    const A c = Own::carried(item);
     const A sum = item.in[0] + value;
-    result.out[0] = Own::own(item, kExclusive ? value : sum);
-    return kExclusive ? multiply_add(c, value, item.in[0]) : c * sum;
+    result.out[0] = ratio(item.in[1], item.in[2]) * sum;
+    return ratio(item.next, item.in[2]) * sum;
   }
-};
 
-// Inputs dy, x, y. c_j = x_j, o_j = y_{j-1}; exclusive: o_j = y_j.
-template <class T, bool kExclusive, class A = Accumulator<T>>
-struct ProductGradient : ChainGradient<ProductGradient<T, kExclusive, A>, kExclusive, A> {
-  using Inputs = List<T, T, T>;
-  using Outputs = List<T>;
-  using Item = Element<A, 3>;
-  BARACUDA_HD static A behind(A) { return A(1); }
-  BARACUDA_HD static A carried(const Item &item) { return item.in[1]; }
-  BARACUDA_HD static A own(const Item &item, A sum) { return (kExclusive ? item.in[2] : item.next) * sum; }
-};
-
-// Inputs dy, x, y. c_j = exp(y_{j-1} - y_j), o_j = exp(x_j - y_j). Exclusive, with Y_j =
-// log(exp(y_j) + exp(x_j)) as the inclusive output: c_j = exp(y_j - Y_j), o_j = exp(x_j - Y_j).
-template <class T, bool kExclusive, class A = Accumulator<T>>
-struct LogSumExpGradient : ChainGradient<LogSumExpGradient<T, kExclusive, A>, kExclusive, A> {
-  using Inputs = List<T, T, T>;
-  using Outputs = List<T>;
-  using Item = Element<A, 3>;
-  static constexpr bool kHeavy = true;
-  BARACUDA_HD static A behind(A) { return -infinity<A>(); }
-  BARACUDA_HD static A carried(const Item &item) {
-    return kExclusive ? share(item.in[2], item.in[1]) : exp_of(item.next - finite(item.in[2]));
-  }
-  BARACUDA_HD static A own(const Item &item, A sum) {
-    return (kExclusive ? share(item.in[1], item.in[2]) : exp_of(item.in[1] - finite(item.in[2]))) * sum;
-  }
-  // Where an output is -inf, so are the elements up to there, whose share is 0.
-  BARACUDA_HD static A finite(A y) { return y == -infinity<A>() ? A(0) : y; }
-  // exp(p) / (exp(p) + exp(q))
-  BARACUDA_HD static A share(A p, A q) {
-    if (p == -infinity<A>()) return A(0);
-    const A scale = exp_of(p > q ? q - p : p - q);
-    return (p > q ? A(1) : scale) / (A(1) + scale);
+ private:
+  // exp(p - q). Where an output is -inf, so are the elements up to there, whose share is 0.
+  BARACUDA_HD static A ratio(A p, A q) {
+    return exp2_of((p - (q == -infinity<A>() ? A(0) : q)) * A(1.4426950408889634));
   }
 };
 
 // A sum that starts again behind each record.
-template <class A>
+template <class V>
 struct Segment {
-  A sum;
+  V sum;
   uint32_t restarted;
 };
 
-template <class A, bool kExclusive>
-struct ExtremumGradientBasics : Basics<A, 1, A> {
+template <class T, class A, bool kExclusive, class V = Carried<T, A>>
+struct ExtremumGradientBasics : Basics<V, 1, A> {
   static constexpr bool kRare = kExclusive;
-  using Map = Segment<A>;
-  using Result = typename Basics<A, 1, A>::Result;
-  BARACUDA_HD Map identity() const { return {A(0), 0}; }
-  BARACUDA_HD A start() const { return A(0); }
+  using Outputs = List<T>;
+  using Map = Segment<V>;
+  using Value = V;
+  using Result = typename Basics<V, 1, A>::Result;
+  BARACUDA_HD Map identity() const { return {start(), 0}; }
+  BARACUDA_HD V start() const { return carried<V>(A(0)); }
   BARACUDA_HD Map combine(const Map &l, const Map &r) const {
-    return {r.restarted ? r.sum : l.sum + r.sum, l.restarted | r.restarted};
+    return {r.restarted ? r.sum : add(l.sum, r.sum), l.restarted | r.restarted};
   }
-  BARACUDA_HD A apply(const Map &map, A value) const { return map.restarted ? map.sum : value + map.sum; }
-  BARACUDA_HD Map map_of(A dy, bool record) const { return {kExclusive || !record ? dy : A(0), record}; }
-  BARACUDA_HD A step_of(A value, A dy, bool record, Result &result) const {
-    const A sum = value + dy;
-    result.out[0] = record ? (kExclusive ? value : sum) : A(0);
-    return record ? (kExclusive ? dy : A(0)) : sum;
+  BARACUDA_HD V apply(const Map &map, V value) const { return map.restarted ? map.sum : add(value, map.sum); }
+  BARACUDA_HD Map map_of(A dy, bool record) const {
+    return {carried<V>(kExclusive || !record ? dy : A(0)), record};
+  }
+  BARACUDA_HD V step_of(V value, A dy, bool record, Result &result) const {
+    const V sum = add(value, dy);
+    result.out[0] = record ? rounded(kExclusive ? value : sum) : A(0);
+    return record ? carried<V>(kExclusive ? dy : A(0)) : sum;
   }
 };
 
 // Inputs dy, marks: whether the element is a record.
 template <class T, bool kExclusive, class A = Accumulator<T>>
-struct MarkedExtremumGradient : ExtremumGradientBasics<A, kExclusive> {
+struct MarkedExtremumGradient : ExtremumGradientBasics<T, A, kExclusive> {
+  using Own = ExtremumGradientBasics<T, A, kExclusive>;
+  using typename Own::Map;
+  using typename Own::Result;
+  using typename Own::Value;
   using Inputs = List<T, Boolean>;
-  using Outputs = List<T>;
-  using Map = Segment<A>;
   using Item = Element<A, 2>;
-  using Result = typename Basics<A, 1, A>::Result;
   BARACUDA_HD Map map(const Item &item) const { return this->map_of(item.in[0], item.in[1] != A(0)); }
-  BARACUDA_HD A step(A value, const Item &item, Result &result) const {
+  BARACUDA_HD Value step(Value value, const Item &item, Result &result) const {
     return this->step_of(value, item.in[0], item.in[1] != A(0), result);
   }
 };
 
 // Inputs dy, y of an inclusive scan. Element j is a record where y_j differs from y_{j-1}, NaN being equal to NaN.
 template <class T, class A = Accumulator<T>>
-struct ExtremumGradient : ExtremumGradientBasics<A, false> {
+struct ExtremumGradient : ExtremumGradientBasics<T, A, false> {
+  using Own = ExtremumGradientBasics<T, A, false>;
+  using typename Own::Map;
+  using typename Own::Result;
+  using typename Own::Value;
   static constexpr bool kNeighbour = true;
   using Inputs = List<T, T>;
-  using Outputs = List<T>;
-  using Map = Segment<A>;
   using Item = Element<A, 2>;
-  using Result = typename Basics<A, 1, A>::Result;
   // An extremum that is NaN stays, so where the neighbour is NaN the element is, too.
   BARACUDA_HD static bool record(const Item &item) { return item.in[1] != item.next && item.next == item.next; }
   // Any number that differs.
   BARACUDA_HD static A behind(A last) { return last == A(0) ? A(1) : A(0); }
   BARACUDA_HD Map map(const Item &item) const { return this->map_of(item.in[0], record(item)); }
-  BARACUDA_HD A step(A value, const Item &item, Result &result) const {
+  BARACUDA_HD Value step(Value value, const Item &item, Result &result) const {
     return this->step_of(value, item.in[0], record(item), result);
   }
 };
@@ -565,7 +664,7 @@ struct ExtremumGradient : ExtremumGradientBasics<A, false> {
 // Inputs dh, a, h; outputs da, db. The value before the first step of the recurrence may be given
 // (`initial`, as the neighbour of the last element in scan order); its gradient is the final value.
 template <class T, class A = Accumulator<T>>
-struct LinearRecurrenceGradient : AffineBasics<A, 2> {
+struct LinearRecurrenceGradient : AffineBasics<A, A, 2> {
   static constexpr bool kNeighbour = true;
   static constexpr bool kFinal = true;
   using Inputs = List<T, T, T>;

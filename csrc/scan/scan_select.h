@@ -69,8 +69,10 @@ bool select_operator(const Choice &choice, Body &&body) {
         return choice.exclusive ? chosen(TypeTag<ProductGradient<T, true>>{})
                                 : chosen(TypeTag<ProductGradient<T, false>>{});
       case Operation::log_sum_exp_gradient:
-        return choice.exclusive ? chosen(TypeTag<LogSumExpGradient<T, true>>{})
-                                : chosen(TypeTag<LogSumExpGradient<T, false>>{});
+        if constexpr (kRatiosDo<T>) {
+          if (!choice.exclusive) return chosen(TypeTag<LogSumExpRatios<T>>{});
+        }
+        return chosen(TypeTag<LogSumExpGradient<T>>{});
       case Operation::extremum_gradient:
         return chosen(TypeTag<ExtremumGradient<T>>{});
       case Operation::marked_extremum_gradient:

@@ -21,14 +21,9 @@ def _back(lines: np.ndarray, axis: int, reverse: bool) -> np.ndarray:
     return np.moveaxis(lines[..., ::-1] if reverse else lines, -1, axis)
 
 
-def _place(row: np.ndarray, smallest: bool, last: bool) -> int:
-    """Where the extremum of a row of at least one element is. A NaN is one, and of NaNs and of equal
-    extrema the first or the last counts."""
-    nans = np.flatnonzero(np.isnan(row)) if row.dtype.kind == "f" else []
-    if len(nans):
-        return int(nans[-1 if last else 0])
-    found = np.flatnonzero(row == (row.min() if smallest else row.max()))
-    return int(found[-1 if last else 0])
+def _seen(n: int, exclusive: bool) -> np.ndarray:
+    """[j, i]: whether output j is of element i."""
+    return np.tri(n, n, -1 if exclusive else 0, dtype=bool)
 
 
 def scan(
@@ -37,29 +32,31 @@ def scan(
     """The outputs, and for cummax and cummin where they are (else zeros)."""
     lines = _lines(x, axis, reverse)
     n = lines.shape[-1]
-    integral = lines.dtype.kind in "iub"
-    wide = lines if kind in ("cummax", "cummin") else lines.astype(np.int64 if integral else np.float64)
-    if not integral:
-        wide = lines.astype(np.float64)
-    out = np.empty(wide.shape, wide.dtype)
-    where = np.zeros(wide.shape, np.int64)
-    for at in np.ndindex(*wide.shape[:-1]):
-        for j in range(n):
-            row = wide[at][: j if exclusive else j + 1]
-            if kind == "cumsum":
-                out[at][j] = row.sum(dtype=wide.dtype)
-            elif kind == "cumprod":
-                out[at][j] = row.prod(dtype=wide.dtype)
-            elif kind == "logcumsumexp":
-                high = row.max() if row.size else -np.inf
-                out[at][j] = high if not np.isfinite(high) else high + np.log(np.exp(row - high).sum())
-            elif row.size:
-                place = _place(row, kind == "cummin", ties == "last")
-                out[at][j] = row[place]
-                where[at][j] = n - 1 - place if reverse else place
-            else:
-                out[at][j] = _identity(lines.dtype, kind == "cummin")
-                where[at][j] = -1
+    seen = _seen(n, exclusive)
+    where = np.zeros(lines.shape, np.int64)
+    if kind in ("cummax", "cummin"):
+        smallest = kind == "cummin"
+        wide = lines if lines.dtype.kind in "iub" else lines.astype(np.float64)
+        elements = np.where(seen, wide[..., None, :], _identity(lines.dtype, smallest))
+        out = elements.min(-1) if smallest else elements.max(-1)
+        found = (elements == out[..., None]) | ((elements != elements) & (out != out)[..., None])
+        found &= seen
+        # A NaN is an extremum; of NaNs and of equal extrema the first or the last counts.
+        place = n - 1 - found[..., ::-1].argmax(-1) if ties == "last" else found.argmax(-1)
+        where = np.where(found.any(-1), n - 1 - place if reverse else place, -1)
+    else:
+        wide = lines.astype(np.int64 if lines.dtype.kind in "iub" else np.float64)
+        if kind == "cumsum":
+            out = np.where(seen, wide[..., None, :], 0).sum(-1)
+        elif kind == "cumprod":
+            out = np.where(seen, wide[..., None, :], 1).prod(-1)
+        else:
+            elements = np.where(seen, wide[..., None, :], -np.inf)
+            high = elements.max(-1)
+            base = np.where(np.isfinite(high), high, 0)
+            with np.errstate(divide="ignore"):
+                logs = base + np.log(np.exp(elements - base[..., None]).sum(-1))
+            out = np.where(np.isfinite(high), logs, high)
     return _back(out, axis, reverse), _back(where, axis, reverse)
 
 
@@ -85,24 +82,25 @@ def gradient(
     g, values = (_lines(np.asarray(a, np.float64), axis, reverse) for a in (dy, x))
     y, where = (_lines(a, axis, reverse) for a in scan(kind, x, axis, reverse=reverse, exclusive=exclusive, ties=ties))
     n = g.shape[-1]
+    seen = _seen(n, exclusive)
     dx = np.zeros(g.shape)
     magnitude = np.zeros(g.shape)
-    for at in np.ndindex(*g.shape[:-1]):
-        row = values[at]
-        for i in range(n):
-            for j in range(i + 1 if exclusive else i, n):
-                if kind == "cumsum":
-                    derivative = 1.0
-                elif kind == "cumprod":
-                    factors = row[: j if exclusive else j + 1]
-                    derivative = np.delete(factors, i).prod()
-                elif kind == "logcumsumexp":
-                    derivative = 0.0 if row[i] == -np.inf else np.exp(row[i] - y[at][j])
-                else:
-                    derivative = float(where[at][j] == (n - 1 - i if reverse else i))
-                if derivative != 0.0:
-                    dx[at][i] += g[at][j] * derivative
-                    magnitude[at][i] += abs(g[at][j] * derivative)
+    for i in range(n):
+        # Of all outputs by element i.
+        if kind == "cumsum":
+            derivative = np.ones(g.shape)
+        elif kind == "cumprod":
+            others = np.where(np.arange(n) == i, 1.0, values)
+            derivative = np.where(seen, others[..., None, :], 1.0).prod(-1)
+        elif kind == "logcumsumexp":
+            with np.errstate(invalid="ignore", over="ignore"):
+                derivative = np.where(values[..., i, None] == -np.inf, 0.0, np.exp(values[..., i, None] - y))
+        else:
+            derivative = (where == (n - 1 - i if reverse else i)).astype(float)
+        used = seen[:, i] & (derivative != 0)
+        terms = np.where(used, g, 0) * np.where(used, derivative, 0)
+        dx[..., i] = terms.sum(-1)
+        magnitude[..., i] = np.abs(terms).sum(-1)
     return _back(dx, axis, reverse), _back(magnitude, axis, reverse)
 
 
@@ -128,16 +126,16 @@ def linear_gradient(
     g, a_, h_ = (_lines(np.asarray(v, np.float64), axis, reverse) for v in (dh, a, h))
     n = g.shape[-1]
     first = np.broadcast_to(np.asarray(h0, np.float64), g.shape[:-1])
-    da, db, m = np.zeros(g.shape), np.zeros(g.shape), np.zeros(g.shape)
-    dh0, m0 = np.zeros(g.shape[:-1]), np.zeros(g.shape[:-1])
-    for j in range(n):
-        for i in range(j + 1):
-            term = g[..., j] * a_[..., i + 1 : j + 1].prod(-1)
-            db[..., i] += term
-            m[..., i] += np.abs(term)
-        term = g[..., j] * a_[..., : j + 1].prod(-1)
-        dh0 += term
-        m0 += np.abs(term)
+    db, m = np.zeros(g.shape), np.zeros(g.shape)
+    for i in range(-1, n):
+        # What each h_j from i on has of h_i; h_{-1} is h0.
+        factors = np.multiply.accumulate(a_[..., i + 1 :], -1)
+        if i < 0:
+            terms = g * factors
+            dh0, m0 = terms.sum(-1), np.abs(terms).sum(-1)
+        else:
+            terms = g[..., i:] * np.concatenate([np.ones((*g.shape[:-1], 1)), factors], -1)
+            db[..., i], m[..., i] = terms.sum(-1), np.abs(terms).sum(-1)
     before = np.concatenate([first[..., None], h_[..., : n - 1]], -1)[..., :n]
     da = db * before
     backs = tuple(_back(v, axis, reverse) for v in (da, db, m * np.abs(before), m))
