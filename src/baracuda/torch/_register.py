@@ -1,0 +1,368 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every form as an operator of torch's dispatcher: schema, kernels, fake kernel and gradient."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from baracuda._base import cached_plan, clear_with_plans
+from baracuda._forms import FORMS, Form, Spec
+from baracuda.errors import BaracudaError, UnsupportedError
+
+__all__ = ["LIBRARY", "TAGS", "calls", "operators"]
+
+# torch.library.custom_op and register_autograd give the same from decorators. Their wrappers cost a call four
+# times as much as all of what is here.
+LIBRARY = torch.library.Library("baracuda", "DEF")
+TAGS = (torch.Tag.pt2_compliant_tag,)
+
+#: The registered operators by the name of their form; those that write in place end in an underscore.
+operators: dict[str, Any] = {}
+
+#: The same as functions, which are faster.
+calls: dict[str, Callable[..., Any]] = {}
+
+_DTYPES = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (
+        torch.bool, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.uint16, torch.uint32,
+        torch.uint64, torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.float8_e4m3fn,
+        torch.float8_e5m2, torch.complex64, torch.complex128,
+    )
+}  # fmt: skip
+
+_TYPES = {
+    "int": "SymInt", "bool": "bool", "float": "float", "str": "str", "ints": "SymInt[]", "float?": "float?",
+    "str?": "str?",
+}  # fmt: skip
+
+# Without the exchange API an export asks first whether the tensor requires grad.
+_DETACHES = not hasattr(Tensor, "__dlpack_c_exchange_api__")
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _spec(tensor: Tensor | None) -> Spec | None:
+    return None if tensor is None else Spec(tuple(tensor.shape), _name(tensor.dtype))
+
+
+class _Prepared:
+    """A plan, and what an operator needs to call it: how its outputs are made and where operands are."""
+
+    def __init__(self, form: Form, in_place: bool, key: tuple[Any, ...]) -> None:
+        specs: dict[str, Spec | None] = {}
+        device = None
+        for place, name in enumerate(form.arrays):
+            shape, dtype, where = key[3 * place : 3 * place + 3]
+            specs[name] = None if shape is None else Spec(tuple(shape), _name(dtype))
+            device = device or where
+        statics = dict(zip(form.statics, key[3 * len(form.arrays) :], strict=True))
+        fields, outputs = form.describe(**specs, **statics)
+        self.plan = cached_plan(form.plan, str(device), None, **fields)
+        self.run = self.plan._run_slots
+        self.copies = () if in_place else tuple(form.arrays.index(name) for name in form.inouts)
+        #: For each output the place of an array that is like it, or None; its shape and dtype.
+        self.outputs: tuple[tuple[int | None, tuple[int, ...], torch.dtype], ...] = ()
+        written = {name: form.arrays.index(name) for name in form.inouts}
+        if not form.inouts:
+            known = list(specs.values())
+            self.outputs = tuple(
+                (known.index(spec) if spec in known else None, spec.shape, _DTYPES[spec.dtype]) for spec in outputs
+            )
+            written = {name: len(form.arrays) + place for place, name in enumerate(form.outputs)}
+        place_of = {name: place for place, name in enumerate(form.arrays)} | written
+        # A last None stands for operands that this problem has not.
+        absent = len(form.arrays) + len(self.outputs)
+        self.places = tuple(place_of.get(operand.name, absent) for operand in self.plan.operands)
+
+
+def _kernel(form: Form, in_place: bool) -> Callable[..., Any]:
+    count = len(form.arrays)
+    lists = tuple(count + place for place, kind in enumerate(form.statics.values()) if kind == "ints")
+
+    @functools.lru_cache(maxsize=256)
+    def prepare(*key: Any) -> _Prepared:
+        return _Prepared(form, in_place, key)
+
+    clear_with_plans.append(prepare.cache_clear)
+    pure = not form.inouts
+    empty, empty_like, row_major = torch.empty, torch.empty_like, torch.contiguous_format
+
+    def kernel(*args: Any) -> Any:
+        key: list[Any] = []
+        device = None
+        for tensor in args[:count]:
+            if tensor is None:
+                key += (None, None, None)
+            else:
+                device = tensor.device
+                key += (tensor.shape, tensor.dtype, device)
+        statics = args[count:]
+        if lists:
+            statics = tuple(tuple(value) if type(value) is list else value for value in statics)
+        prepared = prepare(*key, *statics)
+        values = list(args[:count])
+        for place, tensor in enumerate(values):
+            if tensor is not None and (_DETACHES or type(tensor) is not Tensor):
+                values[place] = tensor.detach().as_subclass(Tensor)
+        if pure:
+            # Making an output is most of the call; torch does it faster after an example.
+            outputs = [
+                empty(shape, dtype=dtype, device=device) if like is None
+                else empty_like(values[like], memory_format=row_major)
+                for like, shape, dtype in prepared.outputs
+            ]  # fmt: skip
+            prepared.run([*values, *outputs, None], prepared.places)
+        else:
+            outputs = []
+            for place in prepared.copies:
+                values[place] = values[place].clone(memory_format=torch.contiguous_format)
+                outputs.append(values[place])
+            prepared.run([*values, None], prepared.places)
+            if in_place:
+                return None
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+    return kernel
+
+
+def _fake(form: Form) -> Callable[..., Any]:
+    count = len(form.arrays)
+
+    def fake(*args: Any) -> Any:
+        like = next(tensor for tensor in args[:count] if tensor is not None)
+        specs = dict(zip(form.arrays, map(_spec, args[:count]), strict=True))
+        problem = form.describe(**specs, **dict(zip(form.statics, args[count:], strict=True)))
+        outputs = tuple(
+            torch.empty(spec.shape, dtype=_DTYPES[spec.dtype], device=like.device) for spec in problem.outputs
+        )
+        return outputs[0] if len(outputs) == 1 else outputs
+
+    return fake
+
+
+class _Operations:
+    """What gradients are made of; see :data:`baracuda._forms.Gradient`."""
+
+    def __init__(self) -> None:
+        self.operators: dict[str, Callable[..., Any]] = {}
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        return self.operators[name]
+
+    @staticmethod
+    def cast(tensor: Tensor, dtype: str) -> Tensor:
+        return tensor.to(_DTYPES[dtype])
+
+    @staticmethod
+    def zeros_like(tensor: Tensor) -> Tensor:
+        return torch.zeros_like(tensor)
+
+    @staticmethod
+    def window(tensor: Tensor, start: tuple[int, ...], end: tuple[int, ...]) -> Tensor:
+        return tensor[tuple(slice(*pair) for pair in zip(start, end, strict=True))]
+
+    @staticmethod
+    def shifted(tensor: Tensor, first: Tensor | None, axis: int, reverse: bool) -> Tensor:
+        """Moved by one in the direction of a scan, with `first` or 0 where it begins."""
+        extent = tensor.shape[axis]
+        if extent == 0:
+            return tensor
+        edge = tensor.narrow(axis, 0, 1)
+        edge = torch.zeros_like(edge) if first is None else first.unsqueeze(axis)
+        if reverse:
+            return torch.cat([tensor.narrow(axis, 1, extent - 1), edge], axis)
+        return torch.cat([edge, tensor.narrow(axis, 0, extent - 1)], axis)
+
+    @staticmethod
+    def shifted_back(tensor: Tensor, axis: int, reverse: bool) -> tuple[Tensor, Tensor]:
+        """Moved by one against the direction of a scan, with 0 at its end; and what was at its beginning."""
+        extent = tensor.shape[axis]
+        if extent == 0:
+            shape = list(tensor.shape)
+            del shape[axis]
+            return tensor, tensor.new_zeros(shape)
+        begin = extent - 1 if reverse else 0
+        zero = torch.zeros_like(tensor.narrow(axis, 0, 1))
+        if reverse:
+            moved = torch.cat([zero, tensor.narrow(axis, 0, extent - 1)], axis)
+        else:
+            moved = torch.cat([tensor.narrow(axis, 1, extent - 1), zero], axis)
+        return moved, tensor.select(axis, begin)
+
+
+_operations = _Operations()
+
+
+def _bound(form: Form, operator: Any) -> Callable[..., Any]:
+    """An operator that takes its static values by name."""
+
+    def call(*arrays: Any, **statics: Any) -> Any:
+        return operator(*arrays, *(statics[name] for name in form.statics))
+
+    return call
+
+
+def _autograd(form: Form, operator: Any, kernel: Callable[..., Any]) -> tuple[Callable[..., Any], Any]:
+    """What the dispatcher calls where a gradient may be wanted, and its node in the graph."""
+    count = len(form.arrays)
+    below = torch._C._after_autograd_keyset
+    guard = torch._C._AutoDispatchBelowAutograd
+    backends = (torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA)
+    plain: dict[int, bool] = {}
+
+    def redispatch(keyset: Any, args: tuple[Any, ...]) -> Any:
+        rest = keyset & below
+        bits = rest.raw_repr()
+        known = plain.get(bits)
+        if known is None:
+            # Nothing but a device is left: neither a mode, nor a transform, nor a fake tensor.
+            highest = rest.remove(torch._C.DispatchKey.ADInplaceOrView).highestPriorityTypeId()
+            plain[bits] = known = highest in backends
+        with guard():
+            return kernel(*args) if known else operator.redispatch(rest, *args)
+
+    class Node(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, keyset: Any, *args: Any) -> Any:
+            result = kernel(*args) if keyset is None else redispatch(keyset, args)
+            outputs = result if isinstance(result, tuple) else (result,)
+            arrays = dict(zip(form.arrays, args[:count], strict=True))
+            # An output takes the place of an array of its name: that was written to.
+            arrays |= dict(zip(form.outputs, outputs, strict=True))
+            ctx.save_for_backward(*(arrays[name] for name in form.saves))
+            ctx.statics = dict(zip(form.statics, args[count:], strict=True))
+            ctx.specs = {name: _spec(tensor) for name, tensor in arrays.items()}
+            ctx.mark_non_differentiable(*(output for output in outputs if not output.is_floating_point()))
+            return result
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Any) -> Any:
+            if form.gradient is None:
+                kind = "is a gradient and has" if form.name.endswith("_backward") else "has"
+                raise UnsupportedError(f"baracuda::{form.name}: {kind} no gradient of its own")
+            saved = dict(zip(form.saves, ctx.saved_tensors, strict=True))
+            state = SimpleNamespace(**ctx.statics, **saved, specs=ctx.specs)
+            found = form.gradient(_operations, state, *grads)
+            needed = ctx.needs_input_grad[1 : 1 + count]
+            return (
+                None,
+                *(found.get(name) if need else None for name, need in zip(form.arrays, needed, strict=True)),
+                *(None for _ in form.statics),
+            )
+
+    Node.__name__ = Node.__qualname__ = f"{form.name.title().replace('_', '')}Backward"
+    grad_enabled = torch.is_grad_enabled
+
+    def autograd(keyset: Any, *args: Any) -> Any:
+        if grad_enabled():
+            for tensor in args[:count]:
+                if tensor is not None and tensor.requires_grad:
+                    return Node.apply(keyset, *args)
+        return redispatch(keyset, args)
+
+    return autograd, Node
+
+
+def _autograd_in_place(form: Form, operator: Any) -> Callable[..., Any]:
+    count = len(form.arrays)
+
+    def autograd(keyset: Any, *args: Any) -> Any:
+        if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in args[:count]):
+            pure = f"; use {form.name}" if form.gradient is not None else ""
+            raise UnsupportedError(f"baracuda::{form.name}_: writes in place, which has no gradient{pure}")
+        with torch._C._AutoDispatchBelowAutograd():
+            return operator.redispatch(keyset & torch._C._after_autograd_keyset, *args)
+
+    return autograd
+
+
+def _count_versions(form: Form, operator: Any) -> Callable[..., Any]:
+    written = tuple(form.arrays.index(name) for name in form.inouts)
+
+    def bump(keyset: Any, *args: Any) -> Any:
+        torch.autograd.graph.increment_version([args[place] for place in written])
+        with torch._C._AutoDispatchBelowADInplaceOrView():
+            return operator.redispatch(keyset & torch._C._after_ADInplaceOrView_keyset, *args)
+
+    return bump
+
+
+def _schema(form: Form, in_place: bool) -> str:
+    arguments = []
+    marks = dict(zip(form.inouts, "abcd", strict=False)) if in_place else {}
+    for name in form.arrays:
+        mark = f"({marks[name]}!)" if name in marks else ""
+        arguments.append(f"Tensor{mark}{'?' if name in form.optional else ''} {name}")
+    arguments += [f"{_TYPES[kind]} {name}" for name, kind in form.statics.items()]
+    returns = "()" if in_place else ", ".join(["Tensor"] * len(form.outputs))
+    if len(form.outputs) > 1 and not in_place:
+        returns = f"({returns})"
+    return f"{form.name}{'_' if in_place else ''}({', '.join(arguments)}) -> {returns}"
+
+
+def _caller(form: Form, operator: Any, kernel: Callable[..., Any], node: Any) -> Callable[..., Any]:
+    """The operator, past the dispatcher where that has nothing to do: it costs as much as torch's own operators."""
+    count = len(form.arrays)
+    compiling, grad_enabled = torch.compiler.is_compiling, torch.is_grad_enabled
+    modes, function_modes = torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack
+    transforms, tracing = torch._C._functorch.peek_interpreter_stack, torch._C._get_tracing_state
+    written = tuple(form.arrays.index(name) for name in form.inouts) if node is None else ()
+
+    def call(*args: Any) -> Any:
+        if compiling() or modes() or function_modes() or transforms() is not None or tracing() is not None:
+            return operator(*args)
+        differentiates = False
+        for tensor in args[:count]:
+            if tensor is not None:
+                if type(tensor) is not Tensor and type(tensor) is not torch.nn.Parameter:
+                    return operator(*args)
+                if tensor.requires_grad and grad_enabled():
+                    differentiates = True
+        if differentiates and node is None:
+            return operator(*args)
+        for place in written:
+            if not args[place].is_inference():
+                torch.autograd.graph.increment_version(args[place])
+        try:
+            return node.apply(None, *args) if differentiates else kernel(*args)
+        except BaracudaError:
+            # Nothing was written. The dispatcher resolves lazy views, and knows devices that we don't.
+            return operator(*args)
+
+    return call
+
+
+def _register(form: Form, in_place: bool = False) -> None:
+    name = f"{form.name}_" if in_place else form.name
+    LIBRARY.define(_schema(form, in_place), tags=TAGS)
+    operator = getattr(torch.ops.baracuda, name).default
+    kernel = _kernel(form, in_place)
+    for key in ("CPU", "CUDA"):
+        LIBRARY.impl(name, kernel, key)
+    if in_place:
+        node = None
+        LIBRARY.impl(name, _count_versions(form, operator), "ADInplaceOrView", with_keyset=True)
+        LIBRARY.impl(name, _autograd_in_place(form, operator), "Autograd", with_keyset=True)
+        torch.library.register_fake(f"baracuda::{name}", lambda *args: None, lib=LIBRARY)  # noqa: ARG005
+    else:
+        autograd, node = _autograd(form, operator, kernel)
+        LIBRARY.impl(name, autograd, "Autograd", with_keyset=True)
+        torch.library.register_fake(f"baracuda::{name}", _fake(form), lib=LIBRARY)
+        _operations.operators[name] = _bound(form, operator)
+    operators[name] = operator
+    calls[name] = _caller(form, operator, kernel, node)
+
+
+for _form in FORMS.values():
+    _register(_form)
+    if _form.inouts:
+        _register(_form, in_place=True)
