@@ -29,5 +29,6 @@ include "core/tensor.pxi"
 include "core/exchange.pxi"
 include "core/descriptor.pxi"
 include "core/plan.pxi"
+include "core/xla.pxi"
 
 version = baracuda_version().decode()

@@ -202,17 +202,17 @@ class _Operations:
 _operations = _Operations()
 
 
-def _bound(form: Form, operator: Any) -> Callable[..., Any]:
+def _bound(form: Form, call: Callable[..., Any]) -> Callable[..., Any]:
     """An operator that takes its static values by name."""
 
-    def call(*arrays: Any, **statics: Any) -> Any:
-        return operator(*arrays, *(statics[name] for name in form.statics))
+    def bound(*arrays: Any, **statics: Any) -> Any:
+        return call(*arrays, *(statics[name] for name in form.statics))
 
-    return call
+    return bound
 
 
-def _autograd(form: Form, operator: Any, kernel: Callable[..., Any]) -> tuple[Callable[..., Any], Any]:
-    """What the dispatcher calls where a gradient may be wanted, and its node in the graph."""
+def _autograd(form: Form, operator: Any, kernel: Callable[..., Any]) -> tuple[Callable[..., Any], Any, Any]:
+    """What the dispatcher calls where a gradient may be wanted, and its nodes in the graph."""
     count = len(form.arrays)
     below = torch._C._after_autograd_keyset
     guard = torch._C._AutoDispatchBelowAutograd
@@ -230,36 +230,54 @@ def _autograd(form: Form, operator: Any, kernel: Callable[..., Any]) -> tuple[Ca
         with guard():
             return kernel(*args) if known else operator.redispatch(rest, *args)
 
+    def keep(ctx: Any, args: tuple[Any, ...], result: Any) -> None:
+        outputs = result if isinstance(result, tuple) else (result,)
+        arrays = dict(zip(form.arrays, args[:count], strict=True))
+        # An output takes the place of an array of its name: that was written to.
+        arrays |= dict(zip(form.outputs, outputs, strict=True))
+        ctx.save_for_backward(*(arrays[name] for name in form.saves))
+        ctx.statics = dict(zip(form.statics, args[count:], strict=True))
+        ctx.specs = {name: _spec(tensor) for name, tensor in arrays.items()}
+        ctx.mark_non_differentiable(*(output for output in outputs if not output.is_floating_point()))
+
+    def backward(ctx: Any, grads: tuple[Any, ...], needed: tuple[bool, ...]) -> tuple[Any, ...]:
+        if form.gradient is None:
+            kind = "is a gradient and has" if form.name.endswith("_backward") else "has"
+            raise UnsupportedError(f"baracuda::{form.name}: {kind} no gradient of its own")
+        saved = dict(zip(form.saves, ctx.saved_tensors, strict=True))
+        found = form.gradient(_operations, SimpleNamespace(**ctx.statics, **saved, specs=ctx.specs), *grads)
+        # The static values have none.
+        wanted = zip(form.arrays, needed, strict=False)
+        return (*(found.get(name) if need else None for name, need in wanted), *(None for _ in form.statics))
+
     class Node(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, keyset: Any, *args: Any) -> Any:
             result = kernel(*args) if keyset is None else redispatch(keyset, args)
-            outputs = result if isinstance(result, tuple) else (result,)
-            arrays = dict(zip(form.arrays, args[:count], strict=True))
-            # An output takes the place of an array of its name: that was written to.
-            arrays |= dict(zip(form.outputs, outputs, strict=True))
-            ctx.save_for_backward(*(arrays[name] for name in form.saves))
-            ctx.statics = dict(zip(form.statics, args[count:], strict=True))
-            ctx.specs = {name: _spec(tensor) for name, tensor in arrays.items()}
-            ctx.mark_non_differentiable(*(output for output in outputs if not output.is_floating_point()))
+            keep(ctx, args, result)
             return result
 
         @staticmethod
         def backward(ctx: Any, *grads: Any) -> Any:
-            if form.gradient is None:
-                kind = "is a gradient and has" if form.name.endswith("_backward") else "has"
-                raise UnsupportedError(f"baracuda::{form.name}: {kind} no gradient of its own")
-            saved = dict(zip(form.saves, ctx.saved_tensors, strict=True))
-            state = SimpleNamespace(**ctx.statics, **saved, specs=ctx.specs)
-            found = form.gradient(_operations, state, *grads)
-            needed = ctx.needs_input_grad[1 : 1 + count]
-            return (
-                None,
-                *(found.get(name) if need else None for name, need in zip(form.arrays, needed, strict=True)),
-                *(None for _ in form.statics),
-            )
+            return (None, *backward(ctx, grads, ctx.needs_input_grad[1:]))
 
-    Node.__name__ = Node.__qualname__ = f"{form.name.title().replace('_', '')}Backward"
+    # What torch.func's transforms need, and what would cost a common call a third more.
+    class Transformed(torch.autograd.Function):
+        @staticmethod
+        def forward(*args: Any) -> Any:
+            with guard():
+                return operator(*args)
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+            keep(ctx, inputs, output)
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Any) -> Any:
+            return backward(ctx, grads, ctx.needs_input_grad)
+
+    for node in (Node, Transformed):
+        node.__name__ = node.__qualname__ = f"{form.name.title().replace('_', '')}Backward"
     grad_enabled = torch.is_grad_enabled
 
     def autograd(keyset: Any, *args: Any) -> Any:
@@ -269,7 +287,7 @@ def _autograd(form: Form, operator: Any, kernel: Callable[..., Any]) -> tuple[Ca
                     return Node.apply(keyset, *args)
         return redispatch(keyset, args)
 
-    return autograd, Node
+    return autograd, Node, Transformed
 
 
 def _autograd_in_place(form: Form, operator: Any) -> Callable[..., Any]:
@@ -309,7 +327,9 @@ def _schema(form: Form, in_place: bool) -> str:
     return f"{form.name}{'_' if in_place else ''}({', '.join(arguments)}) -> {returns}"
 
 
-def _caller(form: Form, operator: Any, kernel: Callable[..., Any], node: Any) -> Callable[..., Any]:
+def _caller(
+    form: Form, operator: Any, kernel: Callable[..., Any], node: Any, transformed: Any
+) -> Callable[..., Any]:
     """The operator, past the dispatcher where that has nothing to do: it costs as much as torch's own operators."""
     count = len(form.arrays)
     compiling, grad_enabled = torch.compiler.is_compiling, torch.is_grad_enabled
@@ -318,8 +338,10 @@ def _caller(form: Form, operator: Any, kernel: Callable[..., Any], node: Any) ->
     written = tuple(form.arrays.index(name) for name in form.inouts) if node is None else ()
 
     def call(*args: Any) -> Any:
-        if compiling() or modes() or function_modes() or transforms() is not None or tracing() is not None:
+        if compiling() or modes() or function_modes() or tracing() is not None:
             return operator(*args)
+        if transforms() is not None:
+            return operator(*args) if transformed is None else transformed.apply(*args)
         differentiates = False
         for tensor in args[:count]:
             if tensor is not None:
@@ -349,17 +371,18 @@ def _register(form: Form, in_place: bool = False) -> None:
     for key in ("CPU", "CUDA"):
         LIBRARY.impl(name, kernel, key)
     if in_place:
-        node = None
+        node = transformed = None
         LIBRARY.impl(name, _count_versions(form, operator), "ADInplaceOrView", with_keyset=True)
         LIBRARY.impl(name, _autograd_in_place(form, operator), "Autograd", with_keyset=True)
         torch.library.register_fake(f"baracuda::{name}", lambda *args: None, lib=LIBRARY)  # noqa: ARG005
     else:
-        autograd, node = _autograd(form, operator, kernel)
+        autograd, node, transformed = _autograd(form, operator, kernel)
         LIBRARY.impl(name, autograd, "Autograd", with_keyset=True)
         torch.library.register_fake(f"baracuda::{name}", _fake(form), lib=LIBRARY)
-        _operations.operators[name] = _bound(form, operator)
     operators[name] = operator
-    calls[name] = _caller(form, operator, kernel, node)
+    calls[name] = _caller(form, operator, kernel, node, transformed)
+    if not in_place:
+        _operations.operators[name] = _bound(form, calls[name])
 
 
 for _form in FORMS.values():

@@ -1,0 +1,2 @@
+from baracuda.jax._bind import call, register
+register()
