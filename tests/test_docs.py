@@ -25,8 +25,14 @@ ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
 
 
-def modules() -> list[str]:
-    return ["baracuda", *(f"baracuda.{found.name}" for found in pkgutil.iter_modules(bc.__path__))]
+def modules() -> list[Any]:
+    names = ["baracuda", *(f"baracuda.{found.name}" for found in pkgutil.iter_modules(bc.__path__))]
+    frameworks = {"baracuda.torch": "torch", "baracuda.jax": "jax"}
+    assert frameworks.keys() <= set(names)
+    return [
+        pytest.param(name, marks=pytest.mark.requires(frameworks[name])) if name in frameworks else name
+        for name in names
+    ]
 
 
 @pytest.mark.parametrize("name", modules())

@@ -101,10 +101,10 @@ _KINDS = {
 }
 
 
-def _form(plan: type[Plan], outputs: str, name: str | None = None, **details: Any) -> Callable[[Callable[..., Problem]], Form]:
+def _form(plan: type[Plan], outputs: str, name: str | None = None, **details: Any) -> Callable[[Callable[..., Problem]], Callable[..., Problem]]:
     """Makes a form of the function that describes its problem; its parameters are the form's."""
 
-    def register(describe: Callable[..., Problem]) -> Form:
+    def register(describe: Callable[..., Problem]) -> Callable[..., Problem]:
         arrays: list[str] = []
         optional: set[str] = set()
         statics: dict[str, str] = {}
@@ -116,11 +116,11 @@ def _form(plan: type[Plan], outputs: str, name: str | None = None, **details: An
             else:
                 statics[parameter.name] = _KINDS[parameter.annotation]
         form = Form(
-            name or describe.__name__, plan, describe, tuple(outputs.split()), tuple(arrays), frozenset(optional),
+            name or describe.__name__.removeprefix("_"), plan, describe, tuple(outputs.split()), tuple(arrays), frozenset(optional),
             statics, **details,
         )  # fmt: skip
         FORMS[form.name] = form
-        return form
+        return describe
 
     return register
 
@@ -232,7 +232,7 @@ def _of_cumsum_backward(ops: Any, s: SimpleNamespace, ddx: Any) -> dict[str, Any
 
 
 @_form(ScanBackwardPlan, "dx", leading=True, gradient=_of_cumsum_backward)
-def cumsum_backward(dy: Spec, axis: int, reverse: bool, exclusive: bool) -> Problem:
+def _cumsum_backward(dy: Spec, axis: int, reverse: bool, exclusive: bool) -> Problem:
     fields = {
         "kind": "cumsum", "shape": dy.shape, "axis": axis, "dtype": dy.dtype, "reverse": reverse,
         "exclusive": exclusive,
@@ -249,7 +249,7 @@ def _of_recurrence(ops: Any, s: SimpleNamespace, dh: Any) -> dict[str, Any]:
 
 
 @_form(ScanPlan, "h", gradient=_of_recurrence, saves=("a", "h0", "h"), leading=True)
-def linear_recurrence(a: Spec, b: Spec, h0: Spec | None, axis: int, reverse: bool) -> Problem:
+def _linear_recurrence(a: Spec, b: Spec, h0: Spec | None, axis: int, reverse: bool) -> Problem:
     del b
     fields = {
         "kind": "linear_recurrence", "shape": a.shape, "axis": axis, "dtype": a.dtype, "reverse": reverse,
@@ -278,13 +278,13 @@ def _recurrence_gradient_fields(dh: Spec, axis: int, reverse: bool, has_h0: bool
 
 
 @_form(ScanBackwardPlan, "da db", gradient=_of_recurrence_backward, saves=("a", "h", "db"), leading=True)
-def linear_recurrence_backward(dh: Spec, a: Spec, h: Spec, axis: int, reverse: bool) -> Problem:
+def _linear_recurrence_backward(dh: Spec, a: Spec, h: Spec, axis: int, reverse: bool) -> Problem:
     del a, h
     return Problem(_recurrence_gradient_fields(dh, axis, reverse, False), (dh, dh))
 
 
 @_form(ScanBackwardPlan, "da db dh0", gradient=_of_recurrence_backward, saves=("a", "h", "h0", "db"), leading=True)
-def linear_recurrence_backward_h0(dh: Spec, a: Spec, h: Spec, h0: Spec, axis: int, reverse: bool) -> Problem:
+def _linear_recurrence_backward_h0(dh: Spec, a: Spec, h: Spec, h0: Spec, axis: int, reverse: bool) -> Problem:
     del a, h
     return Problem(_recurrence_gradient_fields(dh, axis, reverse, True), (dh, dh, h0))
 
@@ -486,7 +486,7 @@ def _of_roi_align(ops: Any, s: SimpleNamespace, doutput: Any) -> dict[str, Any]:
 
 
 @_form(RoiAlignPlan, "output", gradient=_of_roi_align, saves=("rois",))
-def roi_align(
+def _roi_align(
     input: Spec,  # noqa: A002
     rois: Spec,
     output_size: tuple[int, ...],
@@ -510,7 +510,7 @@ def _of_roi_align_backward(ops: Any, s: SimpleNamespace, dd: Any) -> dict[str, A
 
 
 @_form(RoiAlignBackwardPlan, "dinput", gradient=_of_roi_align_backward, saves=("rois",))
-def roi_align_backward(
+def _roi_align_backward(
     doutput: Spec,
     rois: Spec,
     images: tuple[int, ...],
@@ -530,7 +530,7 @@ def _of_roi_pool(ops: Any, s: SimpleNamespace, doutput: Any, _: Any) -> dict[str
 
 
 @_form(RoiPoolPlan, "output argmax", gradient=_of_roi_pool, saves=("rois", "argmax"))
-def roi_pool(
+def _roi_pool(
     input: Spec,  # noqa: A002
     rois: Spec,
     output_size: tuple[int, ...],
@@ -543,7 +543,7 @@ def roi_pool(
 
 
 @_form(RoiPoolBackwardPlan, "dinput")
-def roi_pool_backward(
+def _roi_pool_backward(
     doutput: Spec, rois: Spec, argmax: Spec, images: tuple[int, ...], spatial_scale: float
 ) -> Problem:
     full = (images[0], doutput.shape[1], *images[1:])
@@ -552,7 +552,7 @@ def roi_pool_backward(
 
 
 @_form(NmsPlan, "keep count")
-def nms_padded(boxes: Spec, scores: Spec, classes: Spec | None, iou_threshold: float) -> Problem:
+def _nms_padded(boxes: Spec, scores: Spec, classes: Spec | None, iou_threshold: float) -> Problem:
     fields = {
         "num_boxes": boxes.shape[0], "iou_threshold": iou_threshold, "dtype": boxes.dtype,
         "scores_dtype": scores.dtype, "class_dtype": None if classes is None else classes.dtype,
@@ -570,7 +570,7 @@ def _of_write_slice(ops: Any, s: SimpleNamespace, grad: Any) -> dict[str, Any]:
 
 
 @_form(WriteSlicePlan, "dest", inouts=("dest",), gradient=_of_write_slice)
-def write_slice(dest: Spec, source: Spec, start: tuple[int, ...], end: tuple[int, ...]) -> Problem:
+def _write_slice(dest: Spec, source: Spec, start: tuple[int, ...], end: tuple[int, ...]) -> Problem:
     del source
     ranges = tuple(zip(start, end, strict=True))
     return Problem({"dest_shape": dest.shape, "ranges": ranges, "dtype": dest.dtype}, (dest,))
@@ -591,7 +591,7 @@ def _dynamic_fields(dest: Spec, block: tuple[Any, ...], starts: Spec, bounds: st
 
 
 @_form(DynamicWriteSlicePlan, "dest", inouts=("dest",), gradient=_of_dynamic_update_slice, saves=("starts",))
-def dynamic_update_slice(dest: Spec, source: Spec, starts: Spec, bounds: str) -> Problem:
+def _dynamic_update_slice(dest: Spec, source: Spec, starts: Spec, bounds: str) -> Problem:
     return Problem(_dynamic_fields(dest, source.shape, starts, bounds), (dest,))
 
 
@@ -601,7 +601,7 @@ def _of_dynamic_update_slice_backward(ops: Any, s: SimpleNamespace, dd_dest: Any
 
 
 @_form(DynamicWriteSliceBackwardPlan, "d_dest d_source", gradient=_of_dynamic_update_slice_backward, saves=("starts",))
-def dynamic_update_slice_backward(grad: Spec, starts: Spec, block_shape: tuple[int, ...], bounds: str) -> Problem:
+def _dynamic_update_slice_backward(grad: Spec, starts: Spec, block_shape: tuple[int, ...], bounds: str) -> Problem:
     fields = _dynamic_fields(grad, tuple(block_shape), starts, bounds)
     return Problem(fields, (grad, Spec(tuple(block_shape), grad.dtype)))
 
@@ -615,7 +615,7 @@ def _cache_fields(tokens: Any, cache: Spec, slot_mapping: Spec, dtype: str) -> d
 
 
 @_form(KvCacheAppendPlan, "key_cache value_cache", inouts=("key_cache", "value_cache"))
-def kv_cache_append(
+def _kv_cache_append(
     key: Spec,
     value: Spec,
     key_cache: Spec,
@@ -630,7 +630,7 @@ def kv_cache_append(
 
 
 @_form(KvCacheGatherPlan, "key value")
-def kv_cache_gather(
+def _kv_cache_gather(
     key_cache: Spec,
     value_cache: Spec,
     slot_mapping: Spec,
