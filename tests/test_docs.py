@@ -106,6 +106,30 @@ def test_readme_runs() -> None:
     assert printed.getvalue().split() == ["[5]", "rows", "0", "cpu"]
 
 
+@pytest.mark.parametrize(
+    "page",
+    [
+        "numpy",
+        *(
+            pytest.param(name, marks=pytest.mark.requires(*needed))
+            for name, needed in (("torch", ["torch"]), ("jax", ["jax"]), ("cupy", ["cupy", "gpu"]))
+        ),
+    ],
+)
+def test_pages_of_frameworks_run(page: str) -> None:
+    text = (ROOT / "docs" / f"{page}.md").read_text()
+    blocks = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    expected = re.findall(r"^print\(.*\)  # (.*)$", "".join(blocks), re.MULTILINE)
+    assert len(expected) >= 3
+    assert len(expected) == "".join(blocks).count("print(")
+    names: dict[str, Any] = {}
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        for block in blocks:
+            exec(compile(block, page, "exec"), names)
+    assert printed.getvalue().splitlines() == expected
+
+
 def test_readme_lists_what_there_is() -> None:
     table = [line for line in README.splitlines() if line.startswith("| ") and "`" in line]
     for value in vars(bc).values():

@@ -59,9 +59,7 @@ def by_plan(name: str, arrays: list[Any], statics: dict[str, Any]) -> list[np.nd
     specs = [None if array is None else _bind._spec(array) for array in arrays]
     fields, outputs = form.describe(*specs, **statics)
     plan = form.plan(device="cpu", **fields)
-    operands = {
-        name: np.array(array) for name, array in zip(form.arrays, arrays, strict=True) if array is not None
-    }
+    operands = {name: np.array(array) for name, array in zip(form.arrays, arrays, strict=True) if array is not None}
     for output, spec in zip(form.outputs, outputs, strict=True):
         operands.setdefault(output, np.empty(spec.shape, spec.dtype))
     wanted = {operand.name for operand in plan.operands}
@@ -158,9 +156,7 @@ def test_vmap(device: str) -> None:
     text = str(jax.make_jaxpr(jax.vmap(jax.grad(lambda x: (bj.cumsum(x, 0) ** 2).sum())))(x))
     assert not re.search(r"\b(scan|while)\[", text)
     assert text.count("ffi_call[") == 2
-    h = jax.vmap(lambda a, b, h0: bj.linear_recurrence(a, b, 0, h0=h0), in_axes=(0, None, 1))(
-        x, x[0], jnp.ones((4, 3))
-    )
+    h = jax.vmap(lambda a, b, h0: bj.linear_recurrence(a, b, 0, h0=h0), in_axes=(0, None, 1))(x, x[0], jnp.ones((4, 3)))
     np.testing.assert_allclose(h[2], bj.linear_recurrence(x[2], x[0], 0, h0=jnp.ones(4)), rtol=1e-12)
     nested = jax.vmap(jax.vmap(bj.logcumsumexp))(x)
     np.testing.assert_allclose(nested, bj.logcumsumexp(x), rtol=1e-12)

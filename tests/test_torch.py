@@ -9,10 +9,10 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 import support
-import ml_dtypes
 
 import baracuda as bc
 from baracuda._forms import FORMS

@@ -31,6 +31,21 @@ class PlanCore:
     def _run_slots(self, values: list[Any], places: tuple[int, ...]) -> None: ...
 
 @final
+class TorchCall:
+    def __init__(
+        self,
+        count: int,
+        general: Any,
+        differentiated: Any,
+        prepare: Any,
+        written: tuple[int, ...],
+        special: tuple[Any, ...],
+    ) -> None: ...
+    def __call__(self, *args: Any) -> Any: ...
+    def run(self, args: tuple[Any, ...]) -> Any: ...
+    def clear(self) -> None: ...
+
+@final
 class BoundPlan:
     @property
     def plan(self) -> PlanCore: ...

@@ -101,7 +101,9 @@ _KINDS = {
 }
 
 
-def _form(plan: type[Plan], outputs: str, name: str | None = None, **details: Any) -> Callable[[Callable[..., Problem]], Callable[..., Problem]]:
+def _form(
+    plan: type[Plan], outputs: str, name: str | None = None, **details: Any
+) -> Callable[[Callable[..., Problem]], Callable[..., Problem]]:
     """Makes a form of the function that describes its problem; its parameters are the form's."""
 
     def register(describe: Callable[..., Problem]) -> Callable[..., Problem]:
@@ -384,7 +386,9 @@ def _segments(kind: str) -> None:
     saved = ("input", *groups) if extreme or kind == "prod" else groups
     _form(SegmentReducePlan, "output", f"segment_{kind}", gradient=gradient, saves=saved)(forward)
     if extreme:
-        _form(SegmentReducePlan, "output arg", f"segment_{kind}_with_arg", gradient=gradient, saves=("arg", *groups))(with_arg)
+        _form(SegmentReducePlan, "output arg", f"segment_{kind}_with_arg", gradient=gradient, saves=("arg", *groups))(
+            with_arg
+        )
     linear = {"gradient": of_backward, "saves": groups} if kind in ("sum", "mean") else {}
     _form(SegmentReduceBackwardPlan, "d_input", f"segment_{kind}_backward", **linear)(backward)
 
@@ -463,7 +467,9 @@ _pools(("d", "h", "w"), FractionalMaxPool3dPlan, FractionalMaxPool3dBackwardPlan
 # Regions of images.
 
 
-def _region_fields(full: tuple[Any, ...], rois: Spec, pooled: tuple[int, ...], scale: float, dtype: str) -> dict[str, Any]:
+def _region_fields(
+    full: tuple[Any, ...], rois: Spec, pooled: tuple[int, ...], scale: float, dtype: str
+) -> dict[str, Any]:
     return {
         **dict(zip("nchw", full, strict=True)),
         "num_rois": rois.shape[0],

@@ -12,7 +12,6 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
-
 #include <xla/ffi/api/c_api.h>
 
 #include "baracuda/baracuda.h"
@@ -74,24 +73,42 @@ DLDataType dtype_of(XLA_FFI_DataType dtype) {
     return DLDataType{static_cast<uint8_t>(code), static_cast<uint8_t>(bits), 1};
   };
   switch (dtype) {
-    case XLA_FFI_DataType_PRED: return make(kDLBool, 8);
-    case XLA_FFI_DataType_S8: return make(kDLInt, 8);
-    case XLA_FFI_DataType_S16: return make(kDLInt, 16);
-    case XLA_FFI_DataType_S32: return make(kDLInt, 32);
-    case XLA_FFI_DataType_S64: return make(kDLInt, 64);
-    case XLA_FFI_DataType_U8: return make(kDLUInt, 8);
-    case XLA_FFI_DataType_U16: return make(kDLUInt, 16);
-    case XLA_FFI_DataType_U32: return make(kDLUInt, 32);
-    case XLA_FFI_DataType_U64: return make(kDLUInt, 64);
-    case XLA_FFI_DataType_F16: return make(kDLFloat, 16);
-    case XLA_FFI_DataType_F32: return make(kDLFloat, 32);
-    case XLA_FFI_DataType_F64: return make(kDLFloat, 64);
-    case XLA_FFI_DataType_BF16: return make(kDLBfloat, 16);
-    case XLA_FFI_DataType_C64: return make(kDLComplex, 64);
-    case XLA_FFI_DataType_C128: return make(kDLComplex, 128);
-    case XLA_FFI_DataType_F8E4M3FN: return make(kDLFloat8_e4m3fn, 8);
-    case XLA_FFI_DataType_F8E5M2: return make(kDLFloat8_e5m2, 8);
-    default: return make(kDLInt, 0);
+    case XLA_FFI_DataType_PRED:
+      return make(kDLBool, 8);
+    case XLA_FFI_DataType_S8:
+      return make(kDLInt, 8);
+    case XLA_FFI_DataType_S16:
+      return make(kDLInt, 16);
+    case XLA_FFI_DataType_S32:
+      return make(kDLInt, 32);
+    case XLA_FFI_DataType_S64:
+      return make(kDLInt, 64);
+    case XLA_FFI_DataType_U8:
+      return make(kDLUInt, 8);
+    case XLA_FFI_DataType_U16:
+      return make(kDLUInt, 16);
+    case XLA_FFI_DataType_U32:
+      return make(kDLUInt, 32);
+    case XLA_FFI_DataType_U64:
+      return make(kDLUInt, 64);
+    case XLA_FFI_DataType_F16:
+      return make(kDLFloat, 16);
+    case XLA_FFI_DataType_F32:
+      return make(kDLFloat, 32);
+    case XLA_FFI_DataType_F64:
+      return make(kDLFloat, 64);
+    case XLA_FFI_DataType_BF16:
+      return make(kDLBfloat, 16);
+    case XLA_FFI_DataType_C64:
+      return make(kDLComplex, 64);
+    case XLA_FFI_DataType_C128:
+      return make(kDLComplex, 128);
+    case XLA_FFI_DataType_F8E4M3FN:
+      return make(kDLFloat8_e4m3fn, 8);
+    case XLA_FFI_DataType_F8E5M2:
+      return make(kDLFloat8_e5m2, 8);
+    default:
+      return make(kDLInt, 0);
   }
 }
 
@@ -157,7 +174,8 @@ XLA_FFI_Error *run(XLA_FFI_CallFrame *frame, DLDevice device, void *stream) {
     if (place >= (result ? frame->rets.size : frame->args.size)) {
       return failed(frame, XLA_FFI_Error_Code_INVALID_ARGUMENT, "baracuda: the call lacks an operand");
     }
-    const auto *buffer = static_cast<const XLA_FFI_Buffer *>(result ? frame->rets.rets[place] : frame->args.args[place]);
+    const auto *buffer =
+        static_cast<const XLA_FFI_Buffer *>(result ? frame->rets.rets[place] : frame->args.args[place]);
     tensors[index] = DLTensor{};
     tensors[index].data = buffer->data;
     tensors[index].device = device;
@@ -172,8 +190,7 @@ XLA_FFI_Error *run(XLA_FFI_CallFrame *frame, DLDevice device, void *stream) {
     const baracuda_status status = baracuda_allocate(device, size, stream, &workspace);
     if (status != BARACUDA_SUCCESS) return failed(frame, status);
   }
-  const baracuda_status status =
-      baracuda_plan_run(plan, operands, nullptr, call.slot_count, workspace, size, stream);
+  const baracuda_status status = baracuda_plan_run(plan, operands, nullptr, call.slot_count, workspace, size, stream);
   XLA_FFI_Error *error = status == BARACUDA_SUCCESS ? nullptr : failed(frame, status);
   if (size > 0) baracuda_free(device, workspace, stream);
   return error;
@@ -214,9 +231,7 @@ XLA_FFI_Error *run_on_cuda(XLA_FFI_CallFrame *frame) {
 
 }  // namespace
 
-extern "C" void *baracuda_xla_handler(int cuda) {
-  return reinterpret_cast<void *>(cuda ? run_on_cuda : run_on_cpu);
-}
+extern "C" void *baracuda_xla_handler(int cuda) { return reinterpret_cast<void *>(cuda ? run_on_cuda : run_on_cpu); }
 
 #else
 

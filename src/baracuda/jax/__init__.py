@@ -45,7 +45,7 @@ register()
 
 
 def _index_dtype() -> str:
-    return np.dtype(jnp.zeros((), int).dtype).name
+    return str(np.dtype(jnp.zeros((), int).dtype))
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -56,15 +56,13 @@ def _sum(kind: str, x: Any, axis: int, dtype: Any, reverse: bool, exclusive: boo
     x = jnp.asarray(x)
     if dtype is None:
         dtype = _index_dtype() if x.dtype == bool else x.dtype
-    result: jax.Array = call(
-        kind, x, axis=axis, reverse=reverse, exclusive=exclusive, out_dtype=np.dtype(dtype).name
-    )[0]
+    result: jax.Array = call(kind, x, axis=axis, reverse=reverse, exclusive=exclusive, out_dtype=np.dtype(dtype).name)[
+        0
+    ]
     return result
 
 
-def cumsum(
-    x: Any, axis: int = -1, *, dtype: Any = None, reverse: bool = False, exclusive: bool = False
-) -> jax.Array:
+def cumsum(x: Any, axis: int = -1, *, dtype: Any = None, reverse: bool = False, exclusive: bool = False) -> jax.Array:
     """Sums of each element and those before it along an axis.
 
     Args:
@@ -81,9 +79,7 @@ def cumsum(
     return _sum("cumsum", x, axis, dtype, reverse, exclusive)
 
 
-def cumprod(
-    x: Any, axis: int = -1, *, dtype: Any = None, reverse: bool = False, exclusive: bool = False
-) -> jax.Array:
+def cumprod(x: Any, axis: int = -1, *, dtype: Any = None, reverse: bool = False, exclusive: bool = False) -> jax.Array:
     """Products along an axis; the gradient is exact with any number of zeros. Arguments are those of `cumsum`.
 
     >>> import jax, jax.numpy as jnp, baracuda.jax as bj
@@ -104,9 +100,7 @@ def logcumsumexp(x: Any, axis: int = -1, *, reverse: bool = False, exclusive: bo
     return result
 
 
-def _extremes(
-    kind: str, x: Any, axis: int, reverse: bool, exclusive: bool, indices: bool, ties: str
-) -> Any:
+def _extremes(kind: str, x: Any, axis: int, reverse: bool, exclusive: bool, indices: bool, ties: str) -> Any:
     direction = {"axis": axis, "reverse": reverse, "exclusive": exclusive}
     if indices:
         return call(f"{kind}_with_indices", x, **direction, ties=ties, index_dtype=_index_dtype())
@@ -575,9 +569,7 @@ def kv_cache_append(
     >>> bj.kv_cache_append(token, token, cache, cache, jnp.array([2]))[0].ravel().tolist()
     [0.0, 0.0, 1.0, 0.0]
     """
-    keys, values = call(
-        "kv_cache_append", key, value, key_cache, value_cache, slot_mapping, key_scale, value_scale
-    )
+    keys, values = call("kv_cache_append", key, value, key_cache, value_cache, slot_mapping, key_scale, value_scale)
     return keys, values
 
 
@@ -605,7 +597,5 @@ def kv_cache_gather(
     """
     key_cache = jnp.asarray(key_cache)
     name = np.dtype(key_cache.dtype if dtype is None else dtype).name
-    keys, values = call(
-        "kv_cache_gather", key_cache, value_cache, slot_mapping, key_scale, value_scale, dtype=name
-    )
+    keys, values = call("kv_cache_gather", key_cache, value_cache, slot_mapping, key_scale, value_scale, dtype=name)
     return keys, values

@@ -150,17 +150,18 @@ def _function(name: str, present: tuple[bool, ...], statics: tuple[tuple[str, An
     def run(*given: Any) -> tuple[Any, ...]:
         return _run(form, values, spread(given))
 
-    if form.leading:
-        run = jax.custom_batching.custom_vmap(run)
+    primal: Any = jax.custom_batching.custom_vmap(run) if form.leading else run
 
-        @run.def_vmap
-        def _(size: int, batched: list[bool], *given: Any) -> tuple[Any, tuple[bool, ...]]:
-            # Further axes in front are only more of the same problem.
-            full = [
-                array if own else jnp.broadcast_to(array, (size, *array.shape))
-                for array, own in zip(given, batched, strict=True)
-            ]
-            return run(*full), (True,) * len(form.outputs)
+    def batch(size: int, batched: list[bool], *given: Any) -> tuple[Any, tuple[bool, ...]]:
+        # Further axes in front are only more of the same problem.
+        full = [
+            array if own else jnp.broadcast_to(array, (size, *array.shape))
+            for array, own in zip(given, batched, strict=True)
+        ]
+        return primal(*full), (True,) * len(form.outputs)
+
+    if form.leading:
+        primal.def_vmap(batch)
 
     def forward(*given: Any) -> tuple[Any, Any]:
         # Not the call itself: this may be differentiated in its turn.
@@ -179,9 +180,10 @@ def _function(name: str, present: tuple[bool, ...], statics: tuple[tuple[str, An
         found = form.gradient(_operations, SimpleNamespace(**values, **kept, specs=specs.value), *grads)
         return tuple(found.get(key) for key, there in zip(form.arrays, present, strict=True) if there)
 
-    function = jax.custom_vjp(run)
+    function: Any = jax.custom_vjp(primal)
     function.defvjp(forward, backward)
-    return jax.jit(function)
+    jitted: Callable[..., Any] = jax.jit(function)
+    return jitted
 
 
 @jax.tree_util.register_static

@@ -15,7 +15,7 @@ from torch import Tensor
 from baracuda._forms import sum_dtype
 from baracuda.errors import InvalidProblemError
 from baracuda.layout import _ranges
-from baracuda.torch._register import LIBRARY, TAGS, calls, operators
+from baracuda.torch._register import LIBRARY, NAMES, TAGS, calls, operators
 
 __all__ = [
     "Extremes",
@@ -64,12 +64,8 @@ class Extremes(NamedTuple):
     indices: Tensor
 
 
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
 def _under_autocast(tensor: Tensor) -> bool:
-    return torch.is_autocast_enabled(tensor.device.type)
+    return bool(torch.is_autocast_enabled(tensor.device.type))
 
 
 def _widest(*tensors: Tensor | None) -> list[Tensor | None]:
@@ -91,11 +87,11 @@ def _widest(*tensors: Tensor | None) -> list[Tensor | None]:
 
 def _sum(kind: str, input: Tensor, dim: int, dtype: torch.dtype | None, reverse: bool, exclusive: bool) -> Tensor:  # noqa: A002
     if dtype is not None:
-        name = _name(dtype)
+        name = NAMES[dtype]
     elif input.dtype in _LOW and _under_autocast(input):
         name = "float32"
     else:
-        name = sum_dtype(_name(input.dtype))
+        name = sum_dtype(NAMES[input.dtype])
     result: Tensor = calls[kind](input, dim, reverse, exclusive, name)
     return result
 
@@ -382,8 +378,8 @@ def segment_prod(
 # Pooling.
 
 
-def _sizes(value: int | Sequence[int], rank: int) -> list[int]:
-    return [value] * rank if isinstance(value, (int, torch.SymInt)) else list(value)
+def _sizes(value: int | Sequence[int], rank: int) -> tuple[int, ...]:
+    return (value,) * rank if isinstance(value, (int, torch.SymInt)) else tuple(value)
 
 
 def _fractional(
@@ -404,7 +400,7 @@ def _fractional(
         pooled = _sizes(output_size, rank)
     else:
         ratios = [output_ratio] * rank if isinstance(output_ratio, (int, float)) else list(output_ratio or ())
-        pooled = [int(extent * ratio) for extent, ratio in zip(input.shape[-rank:], ratios, strict=True)]
+        pooled = tuple(int(extent * ratio) for extent, ratio in zip(input.shape[-rank:], ratios, strict=True))
     batched = input if input.dim() == rank + 2 else input.unsqueeze(0)
     expected = torch.float64 if input.dtype == torch.float64 else torch.float32
     if samples is None:
@@ -684,7 +680,7 @@ def _write(name: str, dest: Tensor, source: Tensor, ranges: Any) -> Any:
     pairs = _ranges(ranges, tuple(dest.shape))
     if _under_autocast(dest):
         source = source.to(dest.dtype)
-    return calls[name](dest, source, [start for start, _ in pairs], [end for _, end in pairs])
+    return calls[name](dest, source, tuple(start for start, _ in pairs), tuple(end for _, end in pairs))
 
 
 def write_slice(dest: Tensor, source: Tensor, ranges: Any) -> Tensor:
@@ -800,7 +796,7 @@ def kv_cache_gather(
     >>> bt.kv_cache_gather(cache, cache, torch.tensor([3, 1]))[0].flatten().tolist()
     [3.0, 1.0]
     """
-    name = _name(key_cache.dtype if dtype is None else dtype)
+    name = NAMES[key_cache.dtype if dtype is None else dtype]
     result: tuple[Tensor, Tensor] = calls["kv_cache_gather"](
         key_cache, value_cache, slot_mapping, key_scale, value_scale, name
     )

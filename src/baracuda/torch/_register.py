@@ -11,11 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from baracuda import _core
 from baracuda._base import cached_plan, clear_with_plans
 from baracuda._forms import FORMS, Form, Spec
-from baracuda.errors import BaracudaError, UnsupportedError
+from baracuda.errors import UnsupportedError
 
-__all__ = ["LIBRARY", "TAGS", "calls", "operators"]
+__all__ = ["LIBRARY", "NAMES", "TAGS", "calls", "operators"]
 
 # torch.library.custom_op and register_autograd give the same from decorators. Their wrappers cost a call four
 # times as much as all of what is here.
@@ -37,99 +38,69 @@ _DTYPES = {
     )
 }  # fmt: skip
 
+#: The library's names of torch's dtypes.
+NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+
 _TYPES = {
     "int": "SymInt", "bool": "bool", "float": "float", "str": "str", "ints": "SymInt[]", "float?": "float?",
     "str?": "str?",
 }  # fmt: skip
 
-# Without the exchange API an export asks first whether the tensor requires grad.
-_DETACHES = not hasattr(Tensor, "__dlpack_c_exchange_api__")
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
 def _spec(tensor: Tensor | None) -> Spec | None:
-    return None if tensor is None else Spec(tuple(tensor.shape), _name(tensor.dtype))
+    return None if tensor is None else Spec(tuple(tensor.shape), NAMES[tensor.dtype])
 
 
-class _Prepared:
-    """A plan, and what an operator needs to call it: how its outputs are made and where operands are."""
-
-    def __init__(self, form: Form, in_place: bool, key: tuple[Any, ...]) -> None:
-        specs: dict[str, Spec | None] = {}
-        device = None
-        for place, name in enumerate(form.arrays):
-            shape, dtype, where = key[3 * place : 3 * place + 3]
-            specs[name] = None if shape is None else Spec(tuple(shape), _name(dtype))
-            device = device or where
-        statics = dict(zip(form.statics, key[3 * len(form.arrays) :], strict=True))
-        fields, outputs = form.describe(**specs, **statics)
-        self.plan = cached_plan(form.plan, str(device), None, **fields)
-        self.run = self.plan._run_slots
-        self.copies = () if in_place else tuple(form.arrays.index(name) for name in form.inouts)
-        #: For each output the place of an array that is like it, or None; its shape and dtype.
-        self.outputs: tuple[tuple[int | None, tuple[int, ...], torch.dtype], ...] = ()
-        written = {name: form.arrays.index(name) for name in form.inouts}
-        if not form.inouts:
-            known = list(specs.values())
-            self.outputs = tuple(
-                (known.index(spec) if spec in known else None, spec.shape, _DTYPES[spec.dtype]) for spec in outputs
-            )
-            written = {name: len(form.arrays) + place for place, name in enumerate(form.outputs)}
-        place_of = {name: place for place, name in enumerate(form.arrays)} | written
-        # A last None stands for operands that this problem has not.
-        absent = len(form.arrays) + len(self.outputs)
-        self.places = tuple(place_of.get(operand.name, absent) for operand in self.plan.operands)
-
-
-def _kernel(form: Form, in_place: bool) -> Callable[..., Any]:
+def _prepare(form: Form, args: tuple[Any, ...]) -> tuple[Any, tuple[int, ...], Any]:
+    """The plan of a call, where its operands are among the arguments and outputs, and how outputs are made."""
     count = len(form.arrays)
-    lists = tuple(count + place for place, kind in enumerate(form.statics.values()) if kind == "ints")
+    specs = dict(zip(form.arrays, map(_spec, args[:count]), strict=True))
+    fields, described = form.describe(**specs, **dict(zip(form.statics, args[count:], strict=True)))
+    device = next(tensor.device for tensor in args[:count] if tensor is not None)
+    plan = cached_plan(form.plan, str(device), None, **fields)
+    place_of = {name: place for place, name in enumerate(form.arrays)}
+    outputs = None
+    if not form.inouts:
+        known = list(specs.values())
+        outputs = tuple(
+            (known.index(spec) if spec in known else -1, spec.shape, _DTYPES[spec.dtype]) for spec in described
+        )
+        place_of |= {name: count + place for place, name in enumerate(form.outputs)}
+    # A last None stands for operands that this problem has not.
+    absent = count + len(outputs or ())
+    return plan, tuple(place_of.get(operand.name, absent) for operand in plan.operands), outputs
 
-    @functools.lru_cache(maxsize=256)
-    def prepare(*key: Any) -> _Prepared:
-        return _Prepared(form, in_place, key)
 
-    clear_with_plans.append(prepare.cache_clear)
-    pure = not form.inouts
-    empty, empty_like, row_major = torch.empty, torch.empty_like, torch.contiguous_format
+def _kernel(form: Form, in_place: bool, fast: Any) -> Callable[..., Any]:
+    """What the dispatcher calls with tensors of a device that the library knows."""
+    count = len(form.arrays)
+    copied = () if in_place else tuple(form.arrays.index(name) for name in form.inouts)
+    lists = "ints" in form.statics.values()
 
     def kernel(*args: Any) -> Any:
-        key: list[Any] = []
-        device = None
-        for tensor in args[:count]:
-            if tensor is None:
-                key += (None, None, None)
-            else:
-                device = tensor.device
-                key += (tensor.shape, tensor.dtype, device)
-        statics = args[count:]
         if lists:
-            statics = tuple(tuple(value) if type(value) is list else value for value in statics)
-        prepared = prepare(*key, *statics)
-        values = list(args[:count])
-        for place, tensor in enumerate(values):
-            if tensor is not None and (_DETACHES or type(tensor) is not Tensor):
-                values[place] = tensor.detach().as_subclass(Tensor)
-        if pure:
-            # Making an output is most of the call; torch does it faster after an example.
-            outputs = [
-                empty(shape, dtype=dtype, device=device) if like is None
-                else empty_like(values[like], memory_format=row_major)
-                for like, shape, dtype in prepared.outputs
-            ]  # fmt: skip
-            prepared.run([*values, *outputs, None], prepared.places)
-        else:
-            outputs = []
-            for place in prepared.copies:
+            args = tuple(tuple(value) if type(value) is list else value for value in args)
+        made = []
+        if copied:
+            values = list(args)
+            for place in copied:
                 values[place] = values[place].clone(memory_format=torch.contiguous_format)
-                outputs.append(values[place])
-            prepared.run([*values, None], prepared.places)
-            if in_place:
-                return None
-        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+                made.append(values[place])
+            args = tuple(values)
+        result = fast.run(args)
+        if result is NotImplemented:
+            # Subclasses, and all tensors of a torch without the exchange API.
+            plain = (tensor if tensor is None else tensor.detach().as_subclass(Tensor) for tensor in args[:count])
+            args = (*plain, *args[count:])
+            plan, places, outputs = _prepare(form, args)
+            fresh = [
+                torch.empty(shape, dtype=dtype, device=next(tensor.device for tensor in args if tensor is not None))
+                for _, shape, dtype in outputs or ()
+            ]
+            plan._run_slots([*args[:count], *fresh, None], places)
+            result = None if not fresh else fresh[0] if len(fresh) == 1 else tuple(fresh)
+        if copied:
+            return made[0] if len(made) == 1 else tuple(made)
+        return result
 
     return kernel
 
@@ -237,7 +208,7 @@ def _autograd(form: Form, operator: Any, kernel: Callable[..., Any]) -> tuple[Ca
         arrays |= dict(zip(form.outputs, outputs, strict=True))
         ctx.save_for_backward(*(arrays[name] for name in form.saves))
         ctx.statics = dict(zip(form.statics, args[count:], strict=True))
-        ctx.specs = {name: _spec(tensor) for name, tensor in arrays.items()}
+        ctx.specs = tuple((name, None if tensor is None else (tensor.shape, tensor.dtype)) for name, tensor in arrays.items())
         ctx.mark_non_differentiable(*(output for output in outputs if not output.is_floating_point()))
 
     def backward(ctx: Any, grads: tuple[Any, ...], needed: tuple[bool, ...]) -> tuple[Any, ...]:
@@ -245,7 +216,10 @@ def _autograd(form: Form, operator: Any, kernel: Callable[..., Any]) -> tuple[Ca
             kind = "is a gradient and has" if form.name.endswith("_backward") else "has"
             raise UnsupportedError(f"baracuda::{form.name}: {kind} no gradient of its own")
         saved = dict(zip(form.saves, ctx.saved_tensors, strict=True))
-        found = form.gradient(_operations, SimpleNamespace(**ctx.statics, **saved, specs=ctx.specs), *grads)
+        specs = {
+            name: None if known is None else Spec(tuple(known[0]), NAMES[known[1]]) for name, known in ctx.specs
+        }
+        found = form.gradient(_operations, SimpleNamespace(**ctx.statics, **saved, specs=specs), *grads)
         # The static values have none.
         wanted = zip(form.arrays, needed, strict=False)
         return (*(found.get(name) if need else None for name, need in wanted), *(None for _ in form.statics))
@@ -327,51 +301,38 @@ def _schema(form: Form, in_place: bool) -> str:
     return f"{form.name}{'_' if in_place else ''}({', '.join(arguments)}) -> {returns}"
 
 
-def _caller(
-    form: Form, operator: Any, kernel: Callable[..., Any], node: Any, transformed: Any
-) -> Callable[..., Any]:
-    """The operator, past the dispatcher where that has nothing to do: it costs as much as torch's own operators."""
-    count = len(form.arrays)
-    compiling, grad_enabled = torch.compiler.is_compiling, torch.is_grad_enabled
-    modes, function_modes = torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack
-    transforms, tracing = torch._C._functorch.peek_interpreter_stack, torch._C._get_tracing_state
-    written = tuple(form.arrays.index(name) for name in form.inouts) if node is None else ()
-
-    def call(*args: Any) -> Any:
-        if compiling() or modes() or function_modes() or tracing() is not None:
-            return operator(*args)
-        if transforms() is not None:
-            return operator(*args) if transformed is None else transformed.apply(*args)
-        differentiates = False
-        for tensor in args[:count]:
-            if tensor is not None:
-                if type(tensor) is not Tensor and type(tensor) is not torch.nn.Parameter:
-                    return operator(*args)
-                if tensor.requires_grad and grad_enabled():
-                    differentiates = True
-        if differentiates and node is None:
-            return operator(*args)
-        for place in written:
-            if not args[place].is_inference():
-                torch.autograd.graph.increment_version(args[place])
-        try:
-            return node.apply(None, *args) if differentiates else kernel(*args)
-        except BaracudaError:
-            # Nothing was written. The dispatcher resolves lazy views, and knows devices that we don't.
-            return operator(*args)
-
-    return call
-
-
 def _register(form: Form, in_place: bool = False) -> None:
     name = f"{form.name}_" if in_place else form.name
     LIBRARY.define(_schema(form, in_place), tags=TAGS)
     operator = getattr(torch.ops.baracuda, name).default
-    kernel = _kernel(form, in_place)
+    compiling, transforms = torch.compiler.is_compiling, torch._C._functorch.peek_interpreter_stack
+    node: Any = None
+    transformed: Any = None
+
+    def general(*args: Any) -> Any:
+        if transforms() is not None and transformed is not None:
+            return transformed.apply(*args)
+        return operator(*args)
+
+    def differentiated(*args: Any) -> Any:
+        return node.apply(*args)
+
+    special = (
+        torch._C._len_torch_dispatch_stack,
+        torch._C._len_torch_function_stack,
+        transforms,
+        torch._C._get_tracing_state,
+    )
+    written = tuple(form.arrays.index(name) for name in form.inouts)
+    fast = _core.TorchCall(
+        len(form.arrays), general, None if in_place else differentiated, functools.partial(_prepare, form), written,
+        special,
+    )  # fmt: skip
+    clear_with_plans.append(fast.clear)
+    kernel = _kernel(form, in_place, fast)
     for key in ("CPU", "CUDA"):
         LIBRARY.impl(name, kernel, key)
     if in_place:
-        node = transformed = None
         LIBRARY.impl(name, _count_versions(form, operator), "ADInplaceOrView", with_keyset=True)
         LIBRARY.impl(name, _autograd_in_place(form, operator), "Autograd", with_keyset=True)
         torch.library.register_fake(f"baracuda::{name}", lambda *args: None, lib=LIBRARY)  # noqa: ARG005
@@ -379,10 +340,16 @@ def _register(form: Form, in_place: bool = False) -> None:
         autograd, node, transformed = _autograd(form, operator, kernel)
         LIBRARY.impl(name, autograd, "Autograd", with_keyset=True)
         torch.library.register_fake(f"baracuda::{name}", _fake(form), lib=LIBRARY)
+    # A pure function of what is written copies first.
+    eager: Callable[..., Any] = general if form.inouts and not in_place else fast
+
+    def call(*args: Any) -> Any:
+        return operator(*args) if compiling() else eager(*args)
+
     operators[name] = operator
-    calls[name] = _caller(form, operator, kernel, node, transformed)
+    calls[name] = call
     if not in_place:
-        _operations.operators[name] = _bound(form, calls[name])
+        _operations.operators[name] = _bound(form, call)
 
 
 for _form in FORMS.values():
