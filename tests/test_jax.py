@@ -50,14 +50,14 @@ def arguments(name: str) -> tuple[list[Any], dict[str, Any]]:
             value = rng.uniform(0, 1, value[1:]) if value[0] == "uniform" else rng.standard_normal(value)
         value = np.asarray(value)
         arrays.append(jnp.asarray(value.astype(float) if array in ("rois", "boxes") else value))
-    return arrays, {static: case[static] for static in form.statics}
+    return arrays, {static: case[static] for static in form.settings}
 
 
-def by_plan(name: str, arrays: list[Any], statics: dict[str, Any]) -> list[np.ndarray]:
+def by_plan(name: str, arrays: list[Any], settings: dict[str, Any]) -> list[np.ndarray]:
     """What the plan gives for the same NumPy arrays."""
     form = FORMS[name]
     specs = [None if array is None else _bind._spec(array) for array in arrays]
-    fields, outputs = form.describe(*specs, **statics)
+    fields, outputs = form.describe(*specs, **settings)
     plan = form.plan(device="cpu", **fields)
     operands = {name: np.array(array) for name, array in zip(form.arrays, arrays, strict=True) if array is not None}
     for output, spec in zip(form.outputs, outputs, strict=True):
@@ -70,7 +70,7 @@ def by_plan(name: str, arrays: list[Any], statics: dict[str, Any]) -> list[np.nd
 def differentiable(name: str) -> tuple[Callable[..., Any], list[Any]]:
     """The form as a function of its floating arrays, with floating results only; and these arrays."""
     form = FORMS[name]
-    arrays, statics = arguments(name)
+    arrays, settings = arguments(name)
     places = [
         place for place, array in enumerate(arrays)
         if array is not None and array.dtype == float and form.arrays[place] not in GIVEN
@@ -80,7 +80,7 @@ def differentiable(name: str) -> tuple[Callable[..., Any], list[Any]]:
         filled = list(arrays)
         for place, leaf in zip(places, leaves, strict=True):
             filled[place] = leaf
-        results = _bind.call(name, *filled, **statics)
+        results = _bind.call(name, *filled, **settings)
         return [result for result in results if jnp.issubdtype(result.dtype, jnp.floating)]
 
     return function, [arrays[place] for place in places]
@@ -88,10 +88,10 @@ def differentiable(name: str) -> tuple[Callable[..., Any], list[Any]]:
 
 @pytest.mark.parametrize("name", CASES)
 def test_every_operator_under_jit(name: str, device: str) -> None:
-    arrays, statics = arguments(name)
-    jitted = jax.jit(lambda *arrays: _bind.call(name, *arrays, **statics))
+    arrays, settings = arguments(name)
+    jitted = jax.jit(lambda *arrays: _bind.call(name, *arrays, **settings))
     for got, eager, expected in zip(
-        jitted(*arrays), _bind.call(name, *arrays, **statics), by_plan(name, arrays, statics), strict=True
+        jitted(*arrays), _bind.call(name, *arrays, **settings), by_plan(name, arrays, settings), strict=True
     ):
         assert got.dtype == expected.dtype
         np.testing.assert_array_equal(got, eager)

@@ -25,7 +25,7 @@ if support.missing("torch") is None:
 
 pytestmark = pytest.mark.requires("torch")
 
-#: What each form is tried with: arrays by name as a shape of random float64, or what makes them; then statics.
+#: What each form is tried with: arrays by name as a shape of random float64, or what makes them; then settings.
 ROIS = [[0, 0.5, 1, 5.5, 6], [1, 1, 0, 6, 6.5], [0, 2, 2, 3, 4]]
 BOXES = [[0, 0, 9, 9], [0, 0, 10, 10], [20, 20, 30, 30], [1, 1, 9, 10]]
 IDS = [2, 0, 2, 2, 0, 5]
@@ -103,7 +103,7 @@ for kind in ("sum", "mean", "max", "min", "prod"):
             "input": (6, 3), "segment_ids": None, "offsets": [0, 2, 2, 6], "num_segments": 3, "ids": "offsets",
             "empty_value": 0.5,
         }  # fmt: skip
-IN_PLACE = [name for name, form in FORMS.items() if form.inouts]
+IN_PLACE = [name for name, form in FORMS.items() if form.overwritten]
 EVERY = [*CASES, *(f"{name}_" for name in IN_PLACE)]
 #: Gradients with respect to these, which are no numbers to differentiate by.
 GIVEN = {"rois", "random_samples", "boxes", "scores"}
@@ -132,14 +132,14 @@ def arguments(name: str, device: str, requires_grad: bool = False) -> tuple[Any,
         if requires_grad and tensor.is_floating_point() and array not in GIVEN:
             tensor.requires_grad_()
         tensors.append(tensor)
-    return (*tensors, *(list(value) if isinstance(value := case[static], tuple) else value for static in form.statics))
+    return (*tensors, *(list(value) if isinstance(value := case[static], tuple) else value for static in form.settings))
 
 
 def test_every_operator_is_tried() -> None:
     assert sorted(CASES) == sorted(FORMS)
     assert sorted(EVERY) == sorted(_register.operators)
     for form in FORMS.values():
-        assert set(CASES[form.name]) == {*form.arrays, *form.statics}, form.name
+        assert set(CASES[form.name]) == {*form.arrays, *form.settings}, form.name
     # Every operator of the library is one of them.
     assert {form.plan.Descriptor.operator for form in FORMS.values()} == set(bc._core.operator_names())
 
@@ -296,6 +296,11 @@ def _fresh_compiler():
     torch._dynamo.reset()
 
 
+# Importing the compiler warns of a decorator in torch itself.
+COMPILES = pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning")
+
+
+@COMPILES
 @pytest.mark.usefixtures("_fresh_compiler")
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_compile_has_no_graph_break(dynamic: bool, device: str) -> None:
@@ -321,6 +326,7 @@ def test_compile_has_no_graph_break(dynamic: bool, device: str) -> None:
         torch.testing.assert_close(torch.autograd.grad(got, x), torch.autograd.grad(expected, x))
 
 
+@COMPILES
 @pytest.mark.usefixtures("_fresh_compiler")
 def test_compile_of_modules_and_writes(device: str) -> None:
     pool = bt.FractionalMaxPool2d(2, output_size=3, _random_samples=torch.rand(1, 2, 2, device=device))
@@ -478,9 +484,8 @@ def test_threads_share_operators(device: str) -> None:
     wrong = []
 
     def work(extent: int) -> None:
-        for _ in range(30):
-            if bt.cumsum(torch.ones(extent, device=device), 0)[-1].item() != extent:
-                wrong.append(extent)
+        ones = torch.ones(extent, device=device)
+        wrong.extend(extent for _ in range(30) if bt.cumsum(ones, 0)[-1].item() != extent)
 
     threads = [threading.Thread(target=work, args=(extent,)) for extent in (3, 4, 5, 3)]
     for thread in threads:

@@ -67,9 +67,9 @@ class Form:
         outputs: names of what comes out, in order.
         arrays: names of the arrays, in order.
         optional: those that may be left out.
-        statics: names of the static values and their kinds: ``"int"``, ``"bool"``, ``"float"``, ``"str"``,
+        settings: names of the static values and their kinds: ``"int"``, ``"bool"``, ``"float"``, ``"str"``,
             ``"ints"``, and with a question mark where None is one of them.
-        inouts: arrays that the plan writes in place: as a pure function, a copy of each is an output.
+        overwritten: arrays that the plan writes in place: as a pure function, a copy of each is an output.
         saves: arrays and outputs that the gradient reads.
         gradient: see :data:`Gradient`; None: the operator has none.
         leading: any further axes in front are independent problems, and axes count from the last.
@@ -81,14 +81,16 @@ class Form:
     outputs: tuple[str, ...]
     arrays: tuple[str, ...]
     optional: frozenset[str]
-    statics: dict[str, str]
-    inouts: tuple[str, ...] = ()
+    settings: dict[str, str]
+    overwritten: tuple[str, ...] = ()
     saves: tuple[str, ...] = ()
     gradient: Gradient | None = None
     leading: bool = False
 
 
 FORMS: dict[str, Form] = {}
+
+_Describe = Callable[..., Problem]
 
 _KINDS = {
     "int": "int",
@@ -101,26 +103,24 @@ _KINDS = {
 }
 
 
-def _form(
-    plan: type[Plan], outputs: str, name: str | None = None, **details: Any
-) -> Callable[[Callable[..., Problem]], Callable[..., Problem]]:
+def _form(plan: type[Plan], outputs: str, name: str | None = None, **details: Any) -> Callable[[_Describe], _Describe]:
     """Makes a form of the function that describes its problem; its parameters are the form's."""
 
-    def register(describe: Callable[..., Problem]) -> Callable[..., Problem]:
+    def register(describe: _Describe) -> _Describe:
         arrays: list[str] = []
         optional: set[str] = set()
-        statics: dict[str, str] = {}
+        settings: dict[str, str] = {}
         for parameter in inspect.signature(describe).parameters.values():
             if parameter.annotation in ("Spec", "Spec | None"):
                 arrays.append(parameter.name)
                 if parameter.annotation == "Spec | None":
                     optional.add(parameter.name)
             else:
-                statics[parameter.name] = _KINDS[parameter.annotation]
+                settings[parameter.name] = _KINDS[parameter.annotation]
+        own_name = name or describe.__name__.removeprefix("_")
         form = Form(
-            name or describe.__name__.removeprefix("_"), plan, describe, tuple(outputs.split()), tuple(arrays), frozenset(optional),
-            statics, **details,
-        )  # fmt: skip
+            own_name, plan, describe, tuple(outputs.split()), tuple(arrays), frozenset(optional), settings, **details
+        )
         FORMS[form.name] = form
         return describe
 
@@ -321,9 +321,10 @@ def _segments(kind: str) -> None:
         ties: str,
         empty_value: float | None,
     ) -> Problem:
-        fields = fields_of(*input.shape, num_segments, input.dtype, segment_ids, offsets, ids)
+        rows, columns = input.shape
+        fields = fields_of(rows, columns, num_segments, input.dtype, segment_ids, offsets, ids)
         fields |= {"ties": ties, "empty_value": empty_value}
-        return Problem(fields, (Spec((num_segments, input.shape[1]), input.dtype),))
+        return Problem(fields, (Spec((num_segments, columns), input.dtype),))
 
     def with_arg(
         input: Spec,  # noqa: A002
@@ -575,7 +576,7 @@ def _of_write_slice(ops: Any, s: SimpleNamespace, grad: Any) -> dict[str, Any]:
     return {"dest": ops.write_slice(grad, ops.zeros_like(window), start=s.start, end=s.end), "source": window}
 
 
-@_form(WriteSlicePlan, "dest", inouts=("dest",), gradient=_of_write_slice)
+@_form(WriteSlicePlan, "dest", overwritten=("dest",), gradient=_of_write_slice)
 def _write_slice(dest: Spec, source: Spec, start: tuple[int, ...], end: tuple[int, ...]) -> Problem:
     del source
     ranges = tuple(zip(start, end, strict=True))
@@ -596,7 +597,7 @@ def _dynamic_fields(dest: Spec, block: tuple[Any, ...], starts: Spec, bounds: st
     }  # fmt: skip
 
 
-@_form(DynamicWriteSlicePlan, "dest", inouts=("dest",), gradient=_of_dynamic_update_slice, saves=("starts",))
+@_form(DynamicWriteSlicePlan, "dest", overwritten=("dest",), gradient=_of_dynamic_update_slice, saves=("starts",))
 def _dynamic_update_slice(dest: Spec, source: Spec, starts: Spec, bounds: str) -> Problem:
     return Problem(_dynamic_fields(dest, source.shape, starts, bounds), (dest,))
 
@@ -620,7 +621,7 @@ def _cache_fields(tokens: Any, cache: Spec, slot_mapping: Spec, dtype: str) -> d
     }  # fmt: skip
 
 
-@_form(KvCacheAppendPlan, "key_cache value_cache", inouts=("key_cache", "value_cache"))
+@_form(KvCacheAppendPlan, "key_cache value_cache", overwritten=("key_cache", "value_cache"))
 def _kv_cache_append(
     key: Spec,
     value: Spec,

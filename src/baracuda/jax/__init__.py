@@ -195,18 +195,18 @@ def _segment(
         raise InvalidProblemError(f"{where}: num_segments: is missing; the shape of the result must be known")
     data = jnp.asarray(data)
     ids = "offsets" if offsets is not None else "sorted" if is_sorted else "unsorted"
-    statics: dict[str, Any] = {"num_segments": num_segments, "ids": ids}
+    settings: dict[str, Any] = {"num_segments": num_segments, "ids": ids}
     # Of the two gradients of an extremum, the one that reads `arg` is several times faster.
     with_arg = return_arg or (kind in ("max", "min") and ties == "first")
     if not with_arg:
-        statics["ties"] = ties
+        settings["ties"] = ties
     columns = int(np.prod(data.shape[1:], dtype=np.int64))
     results = call(
         f"{where}_with_arg" if with_arg else where,
         data.reshape(data.shape[0], columns),
         segment_ids,
         offsets,
-        **statics,
+        **settings,
         empty_value=empty_value,
     )
     results = tuple(result.reshape(num_segments, *data.shape[1:]) for result in results)

@@ -43,10 +43,10 @@ def _spec(array: Any) -> Spec | None:
     return None if array is None else Spec(tuple(array.shape), np.dtype(array.dtype).name)
 
 
-def _run(form: Form, statics: dict[str, Any], arrays: tuple[Any, ...]) -> tuple[Any, ...]:
+def _run(form: Form, settings: dict[str, Any], arrays: tuple[Any, ...]) -> tuple[Any, ...]:
     """The call of the handler for arrays of which None is absent."""
     specs = dict(zip(form.arrays, map(_spec, arrays), strict=True))
-    fields, outputs = form.describe(**specs, **statics)
+    fields, outputs = form.describe(**specs, **settings)
     # The operand list is the same on every device, and so is what is refused.
     plan = cached_plan(form.plan, "cpu", None, **fields)
     results = dict(zip(form.outputs, outputs, strict=True))
@@ -66,7 +66,7 @@ def _run(form: Form, statics: dict[str, Any], arrays: tuple[Any, ...]) -> tuple[
             )
         written = operand.name in results
         slots.append(-2 - form.outputs.index(operand.name) if written else present.index(operand.name))
-    aliases = {present.index(name): form.outputs.index(name) for name in form.inouts}
+    aliases = {present.index(name): form.outputs.index(name) for name in form.overwritten}
     function = jax.ffi.ffi_call(
         _TARGET,
         [jax.ShapeDtypeStruct(spec.shape, numpy_dtype(spec.dtype)) for spec in outputs],
@@ -92,8 +92,8 @@ class _Operations:
         return self.operators[name]
 
     @staticmethod
-    def _call(name: str, *arrays: Any, **statics: Any) -> Any:
-        results = call(name, *arrays, **statics)
+    def _call(name: str, *arrays: Any, **settings: Any) -> Any:
+        results = call(name, *arrays, **settings)
         return results if len(results) > 1 else results[0]
 
     @staticmethod
@@ -138,10 +138,10 @@ _operations = _Operations()
 
 
 @functools.lru_cache(maxsize=1024)
-def _function(name: str, present: tuple[bool, ...], statics: tuple[tuple[str, Any], ...]) -> Callable[..., Any]:
+def _function(name: str, present: tuple[bool, ...], settings: tuple[tuple[str, Any], ...]) -> Callable[..., Any]:
     """A form with its static values, as a function of the arrays that are there."""
     form = FORMS[name]
-    values = dict(statics)
+    values = dict(settings)
 
     def spread(given: tuple[Any, ...]) -> tuple[Any, ...]:
         rest = iter(given)
@@ -165,7 +165,7 @@ def _function(name: str, present: tuple[bool, ...], statics: tuple[tuple[str, An
 
     def forward(*given: Any) -> tuple[Any, Any]:
         # Not the call itself: this may be differentiated in its turn.
-        results = function(*given)
+        results: Any = function(*given)
         arrays = dict(zip(form.arrays, spread(given), strict=True))
         specs = {key: _spec(array) for key, array in arrays.items()}
         arrays |= dict(zip(form.outputs, results, strict=True))
@@ -200,15 +200,15 @@ class _Static:
         return hash(tuple(self.value.items()))
 
 
-def call(name: str, *arrays: Any, **statics: Any) -> tuple[Any, ...]:
+def call(name: str, *arrays: Any, **settings: Any) -> tuple[Any, ...]:
     """The outputs of a form."""
     form = FORMS[name]
     given = tuple(None if array is None else jnp.asarray(array) for array in arrays)
     if form.leading:
         rank = next(array.ndim for array in given if array is not None)
-        if 0 <= statics["axis"] < rank:
-            statics["axis"] -= rank
+        if 0 <= settings["axis"] < rank:
+            settings["axis"] -= rank
     present = tuple(array is not None for array in given)
-    function = _function(name, present, tuple(statics.items()))
+    function = _function(name, present, tuple(settings.items()))
     results: tuple[Any, ...] = function(*(array for array in given if array is not None))
     return results

@@ -46,6 +46,7 @@ _TYPES = {
     "str?": "str?",
 }  # fmt: skip
 
+
 def _spec(tensor: Tensor | None) -> Spec | None:
     return None if tensor is None else Spec(tuple(tensor.shape), NAMES[tensor.dtype])
 
@@ -54,12 +55,12 @@ def _prepare(form: Form, args: tuple[Any, ...]) -> tuple[Any, tuple[int, ...], A
     """The plan of a call, where its operands are among the arguments and outputs, and how outputs are made."""
     count = len(form.arrays)
     specs = dict(zip(form.arrays, map(_spec, args[:count]), strict=True))
-    fields, described = form.describe(**specs, **dict(zip(form.statics, args[count:], strict=True)))
+    fields, described = form.describe(**specs, **dict(zip(form.settings, args[count:], strict=True)))
     device = next(tensor.device for tensor in args[:count] if tensor is not None)
     plan = cached_plan(form.plan, str(device), None, **fields)
     place_of = {name: place for place, name in enumerate(form.arrays)}
     outputs = None
-    if not form.inouts:
+    if not form.overwritten:
         known = list(specs.values())
         outputs = tuple(
             (known.index(spec) if spec in known else -1, spec.shape, _DTYPES[spec.dtype]) for spec in described
@@ -73,8 +74,8 @@ def _prepare(form: Form, args: tuple[Any, ...]) -> tuple[Any, tuple[int, ...], A
 def _kernel(form: Form, in_place: bool, fast: Any) -> Callable[..., Any]:
     """What the dispatcher calls with tensors of a device that the library knows."""
     count = len(form.arrays)
-    copied = () if in_place else tuple(form.arrays.index(name) for name in form.inouts)
-    lists = "ints" in form.statics.values()
+    copied = () if in_place else tuple(form.arrays.index(name) for name in form.overwritten)
+    lists = "ints" in form.settings.values()
 
     def kernel(*args: Any) -> Any:
         if lists:
@@ -111,7 +112,7 @@ def _fake(form: Form) -> Callable[..., Any]:
     def fake(*args: Any) -> Any:
         like = next(tensor for tensor in args[:count] if tensor is not None)
         specs = dict(zip(form.arrays, map(_spec, args[:count]), strict=True))
-        problem = form.describe(**specs, **dict(zip(form.statics, args[count:], strict=True)))
+        problem = form.describe(**specs, **dict(zip(form.settings, args[count:], strict=True)))
         outputs = tuple(
             torch.empty(spec.shape, dtype=_DTYPES[spec.dtype], device=like.device) for spec in problem.outputs
         )
@@ -176,8 +177,8 @@ _operations = _Operations()
 def _bound(form: Form, call: Callable[..., Any]) -> Callable[..., Any]:
     """An operator that takes its static values by name."""
 
-    def bound(*arrays: Any, **statics: Any) -> Any:
-        return call(*arrays, *(statics[name] for name in form.statics))
+    def bound(*arrays: Any, **settings: Any) -> Any:
+        return call(*arrays, *(settings[name] for name in form.settings))
 
     return bound
 
@@ -207,8 +208,10 @@ def _autograd(form: Form, operator: Any, kernel: Callable[..., Any]) -> tuple[Ca
         # An output takes the place of an array of its name: that was written to.
         arrays |= dict(zip(form.outputs, outputs, strict=True))
         ctx.save_for_backward(*(arrays[name] for name in form.saves))
-        ctx.statics = dict(zip(form.statics, args[count:], strict=True))
-        ctx.specs = tuple((name, None if tensor is None else (tensor.shape, tensor.dtype)) for name, tensor in arrays.items())
+        ctx.settings = dict(zip(form.settings, args[count:], strict=True))
+        ctx.specs = tuple(
+            (name, None if tensor is None else (tensor.shape, tensor.dtype)) for name, tensor in arrays.items()
+        )
         ctx.mark_non_differentiable(*(output for output in outputs if not output.is_floating_point()))
 
     def backward(ctx: Any, grads: tuple[Any, ...], needed: tuple[bool, ...]) -> tuple[Any, ...]:
@@ -216,13 +219,11 @@ def _autograd(form: Form, operator: Any, kernel: Callable[..., Any]) -> tuple[Ca
             kind = "is a gradient and has" if form.name.endswith("_backward") else "has"
             raise UnsupportedError(f"baracuda::{form.name}: {kind} no gradient of its own")
         saved = dict(zip(form.saves, ctx.saved_tensors, strict=True))
-        specs = {
-            name: None if known is None else Spec(tuple(known[0]), NAMES[known[1]]) for name, known in ctx.specs
-        }
-        found = form.gradient(_operations, SimpleNamespace(**ctx.statics, **saved, specs=specs), *grads)
+        specs = {name: None if known is None else Spec(tuple(known[0]), NAMES[known[1]]) for name, known in ctx.specs}
+        found = form.gradient(_operations, SimpleNamespace(**ctx.settings, **saved, specs=specs), *grads)
         # The static values have none.
         wanted = zip(form.arrays, needed, strict=False)
-        return (*(found.get(name) if need else None for name, need in wanted), *(None for _ in form.statics))
+        return (*(found.get(name) if need else None for name, need in wanted), *(None for _ in form.settings))
 
     class Node(torch.autograd.Function):
         @staticmethod
@@ -278,7 +279,7 @@ def _autograd_in_place(form: Form, operator: Any) -> Callable[..., Any]:
 
 
 def _count_versions(form: Form, operator: Any) -> Callable[..., Any]:
-    written = tuple(form.arrays.index(name) for name in form.inouts)
+    written = tuple(form.arrays.index(name) for name in form.overwritten)
 
     def bump(keyset: Any, *args: Any) -> Any:
         torch.autograd.graph.increment_version([args[place] for place in written])
@@ -290,11 +291,11 @@ def _count_versions(form: Form, operator: Any) -> Callable[..., Any]:
 
 def _schema(form: Form, in_place: bool) -> str:
     arguments = []
-    marks = dict(zip(form.inouts, "abcd", strict=False)) if in_place else {}
+    marks = dict(zip(form.overwritten, "abcd", strict=False)) if in_place else {}
     for name in form.arrays:
         mark = f"({marks[name]}!)" if name in marks else ""
         arguments.append(f"Tensor{mark}{'?' if name in form.optional else ''} {name}")
-    arguments += [f"{_TYPES[kind]} {name}" for name, kind in form.statics.items()]
+    arguments += [f"{_TYPES[kind]} {name}" for name, kind in form.settings.items()]
     returns = "()" if in_place else ", ".join(["Tensor"] * len(form.outputs))
     if len(form.outputs) > 1 and not in_place:
         returns = f"({returns})"
@@ -323,7 +324,7 @@ def _register(form: Form, in_place: bool = False) -> None:
         transforms,
         torch._C._get_tracing_state,
     )
-    written = tuple(form.arrays.index(name) for name in form.inouts)
+    written = tuple(form.arrays.index(name) for name in form.overwritten)
     fast = _core.TorchCall(
         len(form.arrays), general, None if in_place else differentiated, functools.partial(_prepare, form), written,
         special,
@@ -341,7 +342,7 @@ def _register(form: Form, in_place: bool = False) -> None:
         LIBRARY.impl(name, autograd, "Autograd", with_keyset=True)
         torch.library.register_fake(f"baracuda::{name}", _fake(form), lib=LIBRARY)
     # A pure function of what is written copies first.
-    eager: Callable[..., Any] = general if form.inouts and not in_place else fast
+    eager: Callable[..., Any] = general if form.overwritten and not in_place else fast
 
     def call(*args: Any) -> Any:
         return operator(*args) if compiling() else eager(*args)
@@ -354,5 +355,5 @@ def _register(form: Form, in_place: bool = False) -> None:
 
 for _form in FORMS.values():
     _register(_form)
-    if _form.inouts:
+    if _form.overwritten:
         _register(_form, in_place=True)
