@@ -67,7 +67,8 @@ cdef class TorchCall:
         self._empty = torch.empty
         self._empty_like = torch.empty_like
         self._grad_enabled = torch.is_grad_enabled
-        self._increment_version = torch.autograd.graph.increment_version
+        # The public function only makes a tuple of a tensor.
+        self._increment_version = torch._C._increment_version
 
     def clear(self):
         """Forgets the plans."""
@@ -128,7 +129,7 @@ cdef class TorchCall:
         if outputs is None:
             for place in self._written:
                 if not values[place].is_inference():
-                    self._increment_version(values[place])
+                    self._increment_version((values[place],))
         else:
             for like, shape, dtype in outputs:
                 if like >= 0 and is_row_major(&tensors[like]):

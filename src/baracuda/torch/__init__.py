@@ -72,9 +72,9 @@ def _widest(*tensors: Tensor | None) -> list[Tensor | None]:
     """Under autocast, floating tensors of one operator are promoted to the widest of them."""
     first = tensors[0]
     assert first is not None
-    if not _under_autocast(first):
-        return list(tensors)
     wide = first.dtype
+    if all(tensor is None or tensor.dtype == wide for tensor in tensors) or not _under_autocast(first):
+        return list(tensors)
     for tensor in tensors:
         if tensor is not None:
             wide = torch.promote_types(wide, tensor.dtype)
@@ -676,11 +676,14 @@ def batched_nms(boxes: Tensor, scores: Tensor, idxs: Tensor, iou_threshold: floa
 # Writes.
 
 
+def _as_written(dest: Tensor, source: Tensor) -> Tensor:
+    return source.to(dest.dtype) if source.dtype != dest.dtype and _under_autocast(dest) else source
+
+
 def _write(name: str, dest: Tensor, source: Tensor, ranges: Any) -> Any:
     pairs = _ranges(ranges, tuple(dest.shape))
-    if _under_autocast(dest):
-        source = source.to(dest.dtype)
-    return calls[name](dest, source, tuple(start for start, _ in pairs), tuple(end for _, end in pairs))
+    start, end = zip(*pairs, strict=True) if pairs else ((), ())
+    return calls[name](dest, _as_written(dest, source), start, end)
 
 
 def write_slice(dest: Tensor, source: Tensor, ranges: Any) -> Tensor:
@@ -726,9 +729,7 @@ def dynamic_update_slice(
     >>> bt.dynamic_update_slice(torch.zeros(4), torch.ones(2), torch.tensor([3])).tolist()
     [0.0, 0.0, 0.0, 1.0]
     """
-    if _under_autocast(dest):
-        source = source.to(dest.dtype)
-    result: Tensor = calls["dynamic_update_slice"](dest, source, starts, bounds)
+    result: Tensor = calls["dynamic_update_slice"](dest, _as_written(dest, source), starts, bounds)
     return result
 
 
@@ -741,9 +742,7 @@ def dynamic_update_slice_(
     >>> bt.dynamic_update_slice_(torch.zeros(4), torch.ones(2), torch.tensor([3]), bounds="clamp").tolist()
     [0.0, 0.0, 1.0, 1.0]
     """
-    if _under_autocast(dest):
-        source = source.to(dest.dtype)
-    calls["dynamic_update_slice_"](dest, source, starts, bounds)
+    calls["dynamic_update_slice_"](dest, _as_written(dest, source), starts, bounds)
     return dest
 
 
