@@ -213,12 +213,12 @@ def test_gradgradcheck(name: str, device: str) -> None:
 
 
 @pytest.mark.parametrize("reverse", [False, True])
-@pytest.mark.parametrize("extent", [0, 1, 4])
+@pytest.mark.parametrize("extent", [0, 1, 3])
 @pytest.mark.parametrize("initial", [False, True])
 def test_recurrence_three_times(reverse: bool, extent: int, initial: bool, device: str) -> None:
     rng = torch.Generator().manual_seed(3)
     make = lambda *shape: torch.rand(*shape, generator=rng, dtype=torch.float64).to(device).requires_grad_()  # noqa: E731
-    leaves = [make(2, extent, 3), make(2, extent, 3)] + ([make(2, 3)] if initial else [])
+    leaves = [make(1, extent, 2), make(1, extent, 2)] + ([make(1, 2)] if initial else [])
     if extent == 0:
         h = bt.linear_recurrence(*leaves[:2], 1, h0=leaves[2] if initial else None, reverse=reverse)
         grads = torch.autograd.grad(h.sum(), leaves, create_graph=True, allow_unused=True)
