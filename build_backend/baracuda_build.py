@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The build backend: scikit-build-core, plus a CUDA compiler where one is needed.
+"""The build backend: scikit-build-core, plus a CUDA compiler where one is needed, and jaxlib.
 
 A build that wants CUDA on a machine without nvcc gets NVIDIA's compiler wheels as build
-requirements. All else is scikit-build-core's.
+requirements. jaxlib ships the header of XLA's handlers. All else is scikit-build-core's.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ COMPILER_WHEELS = [
 
 def get_requires_for_build_wheel(config_settings: ConfigSettings | None = None) -> list[str]:
     requires = _scikit_build.get_requires_for_build_wheel(config_settings)
-    return requires + _compiler_requires(config_settings)
+    return requires + _compiler_requires(config_settings) + _xla_requires(config_settings)
 
 
 def get_requires_for_build_editable(config_settings: ConfigSettings | None = None) -> list[str]:
     requires = _scikit_build.get_requires_for_build_editable(config_settings)
-    return requires + _compiler_requires(config_settings)
+    return requires + _compiler_requires(config_settings) + _xla_requires(config_settings)
 
 
 def _compiler_requires(config_settings: ConfigSettings | None) -> list[str]:
@@ -53,6 +53,11 @@ def _compiler_requires(config_settings: ConfigSettings | None) -> list[str]:
     if wanted == "AUTO" and not _gpu_visible():
         return []
     return COMPILER_WHEELS
+
+
+def _xla_requires(config_settings: ConfigSettings | None) -> list[str]:
+    # cmake/BaracudaExtension.cmake looks for it there, too.
+    return [] if _cmake_defines(config_settings).get("BARACUDA_XLA_INCLUDE_DIR") else ["jaxlib>=0.5"]
 
 
 def _cmake_defines(config_settings: ConfigSettings | None) -> dict[str, str]:

@@ -26,6 +26,8 @@ MEMBERS = [
     r"baracuda/__init__\.py",
     r"baracuda/_core\.pyi",
     r"baracuda/py\.typed",
+    r"baracuda/torch/__init__\.py",
+    r"baracuda/jax/__init__\.py",
     r"baracuda/capi\.pxd",
     r"baracuda/include/baracuda/baracuda\.h",
     r"baracuda/include/dlpack/dlpack\.h",

@@ -25,8 +25,14 @@ ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
 
 
-def modules() -> list[str]:
-    return ["baracuda", *(f"baracuda.{found.name}" for found in pkgutil.iter_modules(bc.__path__))]
+def modules() -> list[Any]:
+    names = ["baracuda", *(f"baracuda.{found.name}" for found in pkgutil.iter_modules(bc.__path__))]
+    frameworks = {"baracuda.torch": "torch", "baracuda.jax": "jax"}
+    assert frameworks.keys() <= set(names)
+    return [
+        pytest.param(name, marks=pytest.mark.requires(frameworks[name])) if name in frameworks else name
+        for name in names
+    ]
 
 
 @pytest.mark.parametrize("name", modules())
@@ -98,6 +104,30 @@ def test_readme_runs() -> None:
         for block in blocks:
             exec(block, names)
     assert printed.getvalue().split() == ["[5]", "rows", "0", "cpu"]
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        "numpy",
+        *(
+            pytest.param(name, marks=pytest.mark.requires(*needed))
+            for name, needed in (("torch", ["torch"]), ("jax", ["jax"]), ("cupy", ["cupy", "gpu"]))
+        ),
+    ],
+)
+def test_pages_of_frameworks_run(page: str) -> None:
+    text = (ROOT / "docs" / f"{page}.md").read_text()
+    blocks = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    expected = re.findall(r"^print\(.*\)  # (.*)$", "".join(blocks), re.MULTILINE)
+    assert len(expected) >= 3
+    assert len(expected) == "".join(blocks).count("print(")
+    names: dict[str, Any] = {}
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        for block in blocks:
+            exec(compile(block, page, "exec"), names)
+    assert printed.getvalue().splitlines() == expected
 
 
 def test_readme_lists_what_there_is() -> None:

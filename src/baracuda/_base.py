@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any, ClassVar, Self
 
 from baracuda import _core
 from baracuda.errors import InvalidProblemError
 from baracuda.plan import PlanPreference
 
-__all__ = ["Descriptor", "Plan", "cached_plan", "plan_cache_clear", "plan_cache_info"]
+__all__ = ["Descriptor", "Plan", "cached_plan", "clear_with_plans", "plan_cache_clear", "plan_cache_info"]
 
 _DEFAULT_PREFERENCE = PlanPreference()
 
@@ -114,5 +115,11 @@ def plan_cache_info() -> Any:
 
 
 def plan_cache_clear() -> None:
-    """Forgets the plans that the function forms keep."""
+    """Forgets the plans that the function forms keep, and those of the operators of torch and JAX."""
+    for clear in clear_with_plans:
+        clear()
     _cached.cache_clear()
+
+
+#: What else is to be forgotten with the plans.
+clear_with_plans: list[Callable[[], None]] = []

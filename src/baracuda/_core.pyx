@@ -29,5 +29,7 @@ include "core/tensor.pxi"
 include "core/exchange.pxi"
 include "core/descriptor.pxi"
 include "core/plan.pxi"
+include "core/torch_call.pxi"
+include "core/xla.pxi"
 
 version = baracuda_version().decode()

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,6 +23,9 @@ def new_output(like: Any, shape: Sequence[int], dtype: str, device: str, stream:
     if isinstance(like, _core.Tensor) or module in ("jax", "jaxlib"):
         # JAX arrays are immutable: the library's own memory is handed over when it has been written.
         return _core.empty(shape, dtype, device, stream)
+    if module == "torch":
+        torch = sys.modules["torch"]
+        return torch.empty(shape, dtype=getattr(torch, dtype), device=like.device)
     namespace, place = _namespace(like)
     if namespace is None:
         return _core.empty(shape, dtype, device, stream)

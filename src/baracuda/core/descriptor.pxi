@@ -129,12 +129,28 @@ cdef int pack(const baracuda_field *field, object value, char *at) except -1:
     return 0
 
 
+cdef bytearray pack_all(const baracuda_operator *entry, object descriptor):
+    """The struct that the operator's creator takes."""
+    cdef bytearray packed = bytearray(entry.descriptor_size)
+    cdef char *start = packed
+    cdef size_t index
+    (<size_t *>start)[0] = entry.descriptor_size
+    for index in range(entry.field_count):
+        pack(&entry.fields[index], getattr(descriptor, entry.fields[index].name.decode()),
+             start + entry.fields[index].offset)
+    return packed
+
+
+def pack_descriptor(descriptor):
+    """The bytes of a descriptor, for callers that bring them back to this very version of the library."""
+    return bytes(pack_all(find_operator(descriptor.operator), descriptor))
+
+
 cdef baracuda_plan *create_plan(str operator, object descriptor, str device, object preference) except NULL:
     cdef const baracuda_operator *entry = find_operator(operator)
     cdef baracuda_plan_options options
     cdef baracuda_plan *plan = NULL
-    cdef char *packed
-    cdef size_t index
+    cdef bytearray packed
     cdef bytes backend
     cdef const char *backend_name = NULL
     if preference.backend is not None:
@@ -146,18 +162,8 @@ cdef baracuda_plan *create_plan(str operator, object descriptor, str device, obj
     options.deterministic = preference.deterministic
     options.backend = backend_name
     options.max_workspace = -1 if preference.max_workspace is None else preference.max_workspace
-    packed = <char *>PyMem_Malloc(entry.descriptor_size)
-    if packed == NULL:
-        raise MemoryError
-    try:
-        memset(packed, 0, entry.descriptor_size)
-        (<size_t *>packed)[0] = entry.descriptor_size
-        for index in range(entry.field_count):
-            pack(&entry.fields[index], getattr(descriptor, entry.fields[index].name.decode()),
-                 packed + entry.fields[index].offset)
-        check(entry.create(packed, &options, &plan))
-    finally:
-        PyMem_Free(packed)
+    packed = pack_all(entry, descriptor)
+    check(entry.create(<char *>packed, &options, &plan))
     return plan
 
 

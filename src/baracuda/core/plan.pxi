@@ -133,6 +133,20 @@ cdef class PlanCore:
             <object>arguments.values[arguments.first_output] if arguments.first_output >= 0 else None)
         return bound
 
+    cpdef object _run_slots(self, list values, tuple places):
+        """`run` for bindings that know the slots: of slot i the operand is ``values[places[i]]``, None where it
+        is absent; further slots are absent."""
+        cdef Arguments arguments
+        cdef int index
+        cdef object value
+        self._clear(&arguments)
+        for index in range(len(places)):
+            value = values[<Py_ssize_t>places[index]]
+            if value is not None:
+                arguments.values[index] = <PyObject *>value
+        self._find_output(&arguments)
+        self._run(&arguments, None, None)
+
     cdef int _run(self, Arguments *arguments, object workspace, object stream) except -1:
         cdef uintptr_t handle
         cdef Workspace space

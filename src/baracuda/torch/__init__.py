@@ -1,0 +1,802 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The operators for PyTorch: with gradients, under ``torch.compile``, CUDA graphs and ``torch.func``.
+
+Importing this module needs PyTorch. Every function is an operator of ``torch.ops.baracuda``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from baracuda._forms import sum_dtype
+from baracuda.errors import InvalidProblemError
+from baracuda.layout import _ranges
+from baracuda.torch._register import LIBRARY, NAMES, TAGS, calls, operators
+
+__all__ = [
+    "Extremes",
+    "FractionalMaxPool2d",
+    "FractionalMaxPool3d",
+    "RoIAlign",
+    "RoIPool",
+    "batched_nms",
+    "cummax",
+    "cummin",
+    "cumprod",
+    "cumsum",
+    "dynamic_update_slice",
+    "dynamic_update_slice_",
+    "fractional_max_pool2d",
+    "fractional_max_pool3d",
+    "kv_cache_append_",
+    "kv_cache_gather",
+    "linear_recurrence",
+    "logcumsumexp",
+    "nms",
+    "nms_padded",
+    "roi_align",
+    "roi_pool",
+    "segment_max",
+    "segment_mean",
+    "segment_min",
+    "segment_prod",
+    "segment_sum",
+    "write_slice",
+    "write_slice_",
+]
+
+_LOW = (torch.float16, torch.bfloat16)
+
+
+class Extremes(NamedTuple):
+    """Running maxima or minima, and where each is along the axis.
+
+    Attributes:
+        values: the extrema.
+        indices: int64.
+    """
+
+    values: Tensor
+    indices: Tensor
+
+
+def _under_autocast(tensor: Tensor) -> bool:
+    return bool(torch.is_autocast_enabled(tensor.device.type))
+
+
+def _widest(*tensors: Tensor | None) -> list[Tensor | None]:
+    """Under autocast, floating tensors of one operator are promoted to the widest of them."""
+    first = tensors[0]
+    assert first is not None
+    wide = first.dtype
+    if all(tensor is None or tensor.dtype == wide for tensor in tensors) or not _under_autocast(first):
+        return list(tensors)
+    for tensor in tensors:
+        if tensor is not None:
+            wide = torch.promote_types(wide, tensor.dtype)
+    return [tensor if tensor is None else tensor.to(wide) for tensor in tensors]
+
+
+# ---------------------------------------------------------------------------------------------------
+# Scans.
+
+
+def _sum(kind: str, input: Tensor, dim: int, dtype: torch.dtype | None, reverse: bool, exclusive: bool) -> Tensor:  # noqa: A002
+    if dtype is not None:
+        name = NAMES[dtype]
+    elif input.dtype in _LOW and _under_autocast(input):
+        name = "float32"
+    else:
+        name = sum_dtype(NAMES[input.dtype])
+    result: Tensor = calls[kind](input, dim, reverse, exclusive, name)
+    return result
+
+
+def cumsum(
+    input: Tensor,  # noqa: A002
+    dim: int,
+    *,
+    dtype: torch.dtype | None = None,
+    reverse: bool = False,
+    exclusive: bool = False,
+) -> Tensor:
+    """Sums of each element and those before it along an axis; as ``torch.cumsum``.
+
+    Args:
+        input: any tensor with at least one axis.
+        dim: the axis.
+        dtype: of the result: float32 for 16-bit floats, an integer dtype for integers; None is int64 for
+            integers and bool, else that of `input`, under autocast float32 for 16-bit floats.
+        reverse: from the last element to the first.
+        exclusive: each element is left out of its own sum.
+
+    >>> import torch, baracuda.torch as bt
+    >>> bt.cumsum(torch.tensor([1.0, 2.0, 3.0]), 0, reverse=True).tolist()
+    [6.0, 5.0, 3.0]
+    """
+    return _sum("cumsum", input, dim, dtype, reverse, exclusive)
+
+
+def cumprod(
+    input: Tensor,  # noqa: A002
+    dim: int,
+    *,
+    dtype: torch.dtype | None = None,
+    reverse: bool = False,
+    exclusive: bool = False,
+) -> Tensor:
+    """Products along an axis; as ``torch.cumprod``. The gradient is exact with any number of zeros.
+
+    Arguments are those of :func:`cumsum`.
+
+    >>> import torch, baracuda.torch as bt
+    >>> bt.cumprod(torch.tensor([1.0, 2.0, 3.0]), 0).tolist()
+    [1.0, 2.0, 6.0]
+    """
+    return _sum("cumprod", input, dim, dtype, reverse, exclusive)
+
+
+def logcumsumexp(
+    input: Tensor,  # noqa: A002
+    dim: int,
+    *,
+    reverse: bool = False,
+    exclusive: bool = False,
+) -> Tensor:
+    """Logarithms of the sums of exponentials along an axis; as ``torch.logcumsumexp``.
+
+    Arguments are those of :func:`cumsum`.
+
+    >>> import torch, baracuda.torch as bt
+    >>> bt.logcumsumexp(torch.tensor([1000.0, 1000.0]), 0).tolist()
+    [1000.0, 1000.6931762695312]
+    """
+    result: Tensor = calls["logcumsumexp"](input, dim, reverse, exclusive)
+    return result
+
+
+def cummax(
+    input: Tensor,  # noqa: A002
+    dim: int,
+    *,
+    reverse: bool = False,
+    exclusive: bool = False,
+    ties: Literal["first", "last"] = "last",
+) -> Extremes:
+    """The largest of each element and those before it, and where it is; as ``torch.cummax``.
+
+    Args:
+        input: any tensor with at least one axis.
+        dim: the axis.
+        reverse: from the last element to the first.
+        exclusive: each element is left out of its own maximum; the first index is then -1.
+        ties: which of equal maxima the index is of. torch's is the last.
+
+    >>> import torch, baracuda.torch as bt
+    >>> bt.cummax(torch.tensor([1.0, 3.0, 3.0, 2.0]), 0).indices.tolist()
+    [0, 1, 2, 2]
+    """
+    return Extremes(*calls["cummax_with_indices"](input, dim, reverse, exclusive, ties, "int64"))
+
+
+def cummin(
+    input: Tensor,  # noqa: A002
+    dim: int,
+    *,
+    reverse: bool = False,
+    exclusive: bool = False,
+    ties: Literal["first", "last"] = "last",
+) -> Extremes:
+    """The smallest of each element and those before it, and where it is; as ``torch.cummin``.
+
+    Arguments are those of :func:`cummax`.
+
+    >>> import torch, baracuda.torch as bt
+    >>> bt.cummin(torch.tensor([3.0, 1.0, 2.0]), 0).values.tolist()
+    [3.0, 1.0, 1.0]
+    """
+    return Extremes(*calls["cummin_with_indices"](input, dim, reverse, exclusive, ties, "int64"))
+
+
+def linear_recurrence(
+    a: Tensor, b: Tensor, dim: int = -1, *, h0: Tensor | None = None, reverse: bool = False
+) -> Tensor:
+    """h_j = a_j h_{j-1} + b_j along an axis. It can be differentiated as often as you like.
+
+    Args:
+        a: the coefficients.
+        b: of the shape and dtype of `a`.
+        dim: the axis.
+        h0: what comes before the first element, of the shape without the axis; None is 0.
+        reverse: h_j = a_j h_{j+1} + b_j.
+
+    >>> import torch, baracuda.torch as bt
+    >>> bt.linear_recurrence(torch.tensor([2.0, 3.0, 5.0]), torch.ones(3)).tolist()
+    [1.0, 4.0, 21.0]
+    """
+    result: Tensor = calls["linear_recurrence"](*_widest(a, b, h0), dim, reverse)
+    return result
+
+
+# ---------------------------------------------------------------------------------------------------
+# Segments.
+
+
+def _segment(
+    kind: str,
+    data: Tensor,
+    segment_ids: Tensor | None,
+    num_segments: int | None,
+    offsets: Tensor | None,
+    is_sorted: bool,
+    ties: str,
+    empty_value: float | None,
+    return_arg: bool = False,
+) -> Any:
+    where = f"segment_{kind}"
+    if (segment_ids is None) == (offsets is None):
+        raise InvalidProblemError(f"{where}: expected one of segment_ids and offsets")
+    if offsets is not None:
+        num_segments = offsets.shape[0] - 1
+    if num_segments is None:
+        raise InvalidProblemError(f"{where}: num_segments: is missing; reading it from the ids would wait")
+    ids = "offsets" if offsets is not None else "sorted" if is_sorted else "unsorted"
+    # Of the two gradients of an extremum, the one that reads `arg` is several times faster.
+    with_arg = return_arg or (kind in ("max", "min") and ties == "first" and data.requires_grad)
+    shape = data.shape[1:]
+    matrix = data if data.dim() == 2 else data.reshape(data.shape[0], shape.numel())
+    if with_arg:
+        result = calls[f"{where}_with_arg"](matrix, segment_ids, offsets, num_segments, ids, empty_value)
+    else:
+        result = (calls[where](matrix, segment_ids, offsets, num_segments, ids, ties, empty_value),)
+    if data.dim() != 2:
+        result = tuple(one.reshape(num_segments, *shape) for one in result)
+    return tuple(result) if return_arg else result[0]
+
+
+def segment_sum(
+    data: Tensor,
+    segment_ids: Tensor | None = None,
+    num_segments: int | None = None,
+    *,
+    offsets: Tensor | None = None,
+    sorted: bool = False,  # noqa: A002
+    empty_value: float | None = None,
+) -> Tensor:
+    """The sum of the rows of each segment; see :class:`baracuda.SegmentReducePlan`.
+
+    Args:
+        data: [N, ...].
+        segment_ids: [N], int32 or int64; rows whose id is outside 0 .. num_segments - 1 are dropped. Or
+        offsets: [S + 1]: segment s has the rows ``offsets[s]`` to ``offsets[s + 1] - 1``.
+        num_segments: S; with ids it must be given.
+        sorted: a promise that ids never fall.
+        empty_value: what empty segments hold; by default 0.
+
+    Returns:
+        [S, ...].
+
+    >>> import torch, baracuda.torch as bt
+    >>> bt.segment_sum(torch.tensor([1.0, 2.0, 4.0]), torch.tensor([0, 2, 2]), 3).tolist()
+    [1.0, 0.0, 6.0]
+    """
+    result: Tensor = _segment("sum", data, segment_ids, num_segments, offsets, sorted, "first", empty_value)
+    return result
+
+
+def segment_mean(
+    data: Tensor,
+    segment_ids: Tensor | None = None,
+    num_segments: int | None = None,
+    *,
+    offsets: Tensor | None = None,
+    sorted: bool = False,  # noqa: A002
+    empty_value: float | None = None,
+) -> Tensor:
+    """The mean of the rows of each segment, by default 0 where it is empty. See :func:`segment_sum`.
+
+    >>> import torch, baracuda.torch as bt
+    >>> bt.segment_mean(torch.tensor([1.0, 2.0, 4.0]), torch.tensor([0, 2, 2]), 3).tolist()
+    [1.0, 0.0, 3.0]
+    """
+    result: Tensor = _segment("mean", data, segment_ids, num_segments, offsets, sorted, "first", empty_value)
+    return result
+
+
+def segment_max(
+    data: Tensor,
+    segment_ids: Tensor | None = None,
+    num_segments: int | None = None,
+    *,
+    offsets: Tensor | None = None,
+    sorted: bool = False,  # noqa: A002
+    empty_value: float | None = None,
+    ties: Literal["first", "even"] = "first",
+    return_arg: bool = False,
+) -> Any:
+    """The maximum of the rows of each segment; by default the dtype's lowest value where it is empty.
+
+    See :func:`segment_sum` for the other arguments.
+
+    Args:
+        ties: the ``"first"`` of equal rows takes the gradient, or they share it (``"even"``).
+        return_arg: return ``(output, arg)``, where `arg` is the lowest row that holds the maximum.
+
+    >>> import torch, baracuda.torch as bt
+    >>> bt.segment_max(torch.tensor([1.0, 2.0, 4.0]), torch.tensor([0, 2, 2]), 3).tolist()
+    [1.0, -inf, 4.0]
+    """
+    return _segment("max", data, segment_ids, num_segments, offsets, sorted, ties, empty_value, return_arg)
+
+
+def segment_min(
+    data: Tensor,
+    segment_ids: Tensor | None = None,
+    num_segments: int | None = None,
+    *,
+    offsets: Tensor | None = None,
+    sorted: bool = False,  # noqa: A002
+    empty_value: float | None = None,
+    ties: Literal["first", "even"] = "first",
+    return_arg: bool = False,
+) -> Any:
+    """The minimum of the rows of each segment; by default the dtype's highest value where it is empty.
+
+    See :func:`segment_max`.
+
+    >>> import torch, baracuda.torch as bt
+    >>> bt.segment_min(torch.tensor([1.0, 2.0, 4.0]), torch.tensor([0, 2, 2]), 3).tolist()
+    [1.0, inf, 2.0]
+    """
+    return _segment("min", data, segment_ids, num_segments, offsets, sorted, ties, empty_value, return_arg)
+
+
+def segment_prod(
+    data: Tensor,
+    segment_ids: Tensor | None = None,
+    num_segments: int | None = None,
+    *,
+    offsets: Tensor | None = None,
+    sorted: bool = False,  # noqa: A002
+    empty_value: float | None = None,
+) -> Tensor:
+    """The product of the rows of each segment, by default 1 where it is empty. See :func:`segment_sum`.
+
+    >>> import torch, baracuda.torch as bt
+    >>> bt.segment_prod(torch.tensor([1.0, 2.0, 4.0]), torch.tensor([0, 2, 2]), 3).tolist()
+    [1.0, 1.0, 8.0]
+    """
+    result: Tensor = _segment("prod", data, segment_ids, num_segments, offsets, sorted, "first", empty_value)
+    return result
+
+
+# ---------------------------------------------------------------------------------------------------
+# Pooling.
+
+
+def _sizes(value: int | Sequence[int], rank: int) -> tuple[int, ...]:
+    return (value,) * rank if isinstance(value, (int, torch.SymInt)) else tuple(value)
+
+
+def _fractional(
+    rank: int,
+    input: Tensor,  # noqa: A002
+    kernel_size: int | Sequence[int],
+    output_size: int | Sequence[int] | None,
+    output_ratio: float | Sequence[float] | None,
+    return_indices: bool,
+    samples: Tensor | None,
+) -> Any:
+    where = f"fractional_max_pool{rank}d"
+    if input.dim() not in (rank + 1, rank + 2):
+        raise InvalidProblemError(f"{where}: input: expected {rank + 1} or {rank + 2} axes, got {input.dim()}")
+    if (output_size is None) == (output_ratio is None):
+        raise InvalidProblemError(f"{where}: expected one of output_size and output_ratio")
+    if output_size is not None:
+        pooled = _sizes(output_size, rank)
+    else:
+        ratios = [output_ratio] * rank if isinstance(output_ratio, (int, float)) else list(output_ratio or ())
+        pooled = tuple(int(extent * ratio) for extent, ratio in zip(input.shape[-rank:], ratios, strict=True))
+    batched = input if input.dim() == rank + 2 else input.unsqueeze(0)
+    expected = torch.float64 if input.dtype == torch.float64 else torch.float32
+    if samples is None:
+        samples = torch.rand(batched.shape[0], batched.shape[1], rank, dtype=expected, device=input.device)
+    samples = samples.to(expected)
+    result: tuple[Tensor, Tensor] = calls[where](
+        batched, samples, _sizes(kernel_size, rank), pooled, "torch", "plane", "int64"
+    )
+    if input.dim() == rank + 1:
+        result = (result[0].squeeze(0), result[1].squeeze(0))
+    return result if return_indices else result[0]
+
+
+def fractional_max_pool2d(
+    input: Tensor,  # noqa: A002
+    kernel_size: int | Sequence[int],
+    output_size: int | Sequence[int] | None = None,
+    output_ratio: float | Sequence[float] | None = None,
+    return_indices: bool = False,
+    _random_samples: Tensor | None = None,
+) -> Any:
+    """Fractional max pooling with the windows and indices of ``torch.nn.functional.fractional_max_pool2d``.
+
+    >>> import torch, baracuda.torch as bt
+    >>> bt.fractional_max_pool2d(torch.randn(1, 3, 8, 8), 2, output_size=5).shape
+    torch.Size([1, 3, 5, 5])
+    """
+    return _fractional(2, input, kernel_size, output_size, output_ratio, return_indices, _random_samples)
+
+
+def fractional_max_pool3d(
+    input: Tensor,  # noqa: A002
+    kernel_size: int | Sequence[int],
+    output_size: int | Sequence[int] | None = None,
+    output_ratio: float | Sequence[float] | None = None,
+    return_indices: bool = False,
+    _random_samples: Tensor | None = None,
+) -> Any:
+    """Fractional max pooling with the windows and indices of ``torch.nn.functional.fractional_max_pool3d``.
+
+    >>> import torch, baracuda.torch as bt
+    >>> bt.fractional_max_pool3d(torch.randn(3, 8, 8, 8), 2, output_ratio=0.5).shape
+    torch.Size([3, 4, 4, 4])
+    """
+    return _fractional(3, input, kernel_size, output_size, output_ratio, return_indices, _random_samples)
+
+
+class FractionalMaxPool2d(torch.nn.FractionalMaxPool2d):
+    """``torch.nn.FractionalMaxPool2d`` by this library's kernels.
+
+    >>> import torch, baracuda.torch as bt
+    >>> bt.FractionalMaxPool2d(3, output_size=4)(torch.randn(2, 3, 9, 9)).shape
+    torch.Size([2, 3, 4, 4])
+    """
+
+    def forward(self, input: Tensor) -> Any:  # noqa: A002
+        """Pools."""
+        return fractional_max_pool2d(
+            input, self.kernel_size, self.output_size, self.output_ratio, self.return_indices, self._random_samples
+        )
+
+
+class FractionalMaxPool3d(torch.nn.FractionalMaxPool3d):
+    """``torch.nn.FractionalMaxPool3d`` by this library's kernels.
+
+    >>> import torch, baracuda.torch as bt
+    >>> bt.FractionalMaxPool3d(2, output_ratio=0.5)(torch.randn(1, 3, 8, 8, 8)).shape
+    torch.Size([1, 3, 4, 4, 4])
+    """
+
+    def forward(self, input: Tensor) -> Any:  # noqa: A002
+        """Pools."""
+        return fractional_max_pool3d(
+            input, self.kernel_size, self.output_size, self.output_ratio, self.return_indices, self._random_samples
+        )
+
+
+# ---------------------------------------------------------------------------------------------------
+# Regions of images.
+
+
+def _regions(input: Tensor, boxes: Tensor | Sequence[Tensor], where: str) -> Tensor:  # noqa: A002
+    """[R, 5], float32 or float64."""
+    if input.dim() != 4:
+        raise InvalidProblemError(f"{where}: input: expected [N, C, H, W], got {tuple(input.shape)}")
+    if not isinstance(boxes, Tensor):
+        if not boxes:
+            return input.new_zeros((0, 5), dtype=torch.float32)
+        for entry in boxes:
+            if entry.dim() != 2 or entry.shape[1] != 4:
+                raise InvalidProblemError(f"{where}: boxes: expected [L, 4] for each image, got {tuple(entry.shape)}")
+        numbered = [
+            torch.cat([torch.full_like(entry[:, :1], image), entry], dim=1) for image, entry in enumerate(boxes)
+        ]
+        boxes = torch.cat(numbered)
+    if boxes.dim() != 2 or boxes.shape[1] != 5:
+        raise InvalidProblemError(f"{where}: boxes: expected [R, 5], got {tuple(boxes.shape)}")
+    return boxes.float() if boxes.dtype in _LOW else boxes
+
+
+def roi_align(
+    input: Tensor,  # noqa: A002
+    boxes: Tensor | Sequence[Tensor],
+    output_size: int | Sequence[int],
+    spatial_scale: float = 1.0,
+    sampling_ratio: int = -1,
+    aligned: bool = False,
+) -> Tensor:
+    """RoI-align with the arguments of torchvision's; see :class:`baracuda.RoiAlignPlan`.
+
+    Args:
+        input: [N, C, H, W].
+        boxes: [R, 5], rows (batch, x1, y1, x2, y2); or one [L, 4] for each image. They get no gradient.
+        output_size: (height, width) or one number for both.
+        spatial_scale: boxes times this are in cells.
+        sampling_ratio: samples of a bin along each axis; 0 and -1: adaptive.
+        aligned: move boxes by half a cell.
+
+    >>> import torch, baracuda.torch as bt
+    >>> bt.roi_align(torch.ones(1, 1, 8, 8), [torch.tensor([[0.0, 0.0, 4.0, 4.0]])], 2).tolist()
+    [[[[1.0, 1.0], [1.0, 1.0]]]]
+    """
+    rois = _regions(input, boxes, "roi_align")
+    result: Tensor = calls["roi_align"](
+        input, rois, _sizes(output_size, 2), float(spatial_scale), max(0, sampling_ratio), aligned
+    )
+    return result
+
+
+def roi_pool(
+    input: Tensor,  # noqa: A002
+    boxes: Tensor | Sequence[Tensor],
+    output_size: int | Sequence[int],
+    spatial_scale: float = 1.0,
+) -> Tensor:
+    """RoI-pooling with the arguments of torchvision's; see :class:`baracuda.RoiPoolPlan` and :func:`roi_align`.
+
+    >>> import torch, baracuda.torch as bt
+    >>> x = torch.arange(64.0).reshape(1, 1, 8, 8)
+    >>> bt.roi_pool(x, torch.tensor([[0.0, 0, 0, 3, 3]]), 2).tolist()
+    [[[[9.0, 11.0], [25.0, 27.0]]]]
+    """
+    rois = _regions(input, boxes, "roi_pool")
+    result: Tensor = calls["roi_pool"](input, rois, _sizes(output_size, 2), float(spatial_scale), "int32")[0]
+    return result
+
+
+class RoIAlign(torch.nn.Module):
+    """:func:`roi_align` as a module, with the arguments of torchvision's.
+
+    >>> import torch, baracuda.torch as bt
+    >>> bt.RoIAlign(7, 0.25, 2, aligned=True)(torch.ones(1, 2, 16, 16), torch.zeros(3, 5)).shape
+    torch.Size([3, 2, 7, 7])
+    """
+
+    def __init__(
+        self,
+        output_size: int | Sequence[int],
+        spatial_scale: float,
+        sampling_ratio: int,
+        aligned: bool = False,
+    ) -> None:
+        super().__init__()
+        self.output_size = output_size
+        self.spatial_scale = spatial_scale
+        self.sampling_ratio = sampling_ratio
+        self.aligned = aligned
+
+    def forward(self, input: Tensor, rois: Tensor | Sequence[Tensor]) -> Tensor:  # noqa: A002
+        """Resamples the regions."""
+        return roi_align(input, rois, self.output_size, self.spatial_scale, self.sampling_ratio, self.aligned)
+
+    def extra_repr(self) -> str:
+        """The arguments."""
+        return (
+            f"output_size={self.output_size}, spatial_scale={self.spatial_scale}, "
+            f"sampling_ratio={self.sampling_ratio}, aligned={self.aligned}"
+        )
+
+
+class RoIPool(torch.nn.Module):
+    """:func:`roi_pool` as a module, with the arguments of torchvision's.
+
+    >>> import torch, baracuda.torch as bt
+    >>> bt.RoIPool(7, 0.25)(torch.ones(1, 2, 16, 16), torch.zeros(3, 5)).shape
+    torch.Size([3, 2, 7, 7])
+    """
+
+    def __init__(self, output_size: int | Sequence[int], spatial_scale: float) -> None:
+        super().__init__()
+        self.output_size = output_size
+        self.spatial_scale = spatial_scale
+
+    def forward(self, input: Tensor, rois: Tensor | Sequence[Tensor]) -> Tensor:  # noqa: A002
+        """Pools the regions."""
+        return roi_pool(input, rois, self.output_size, self.spatial_scale)
+
+    def extra_repr(self) -> str:
+        """The arguments."""
+        return f"output_size={self.output_size}, spatial_scale={self.spatial_scale}"
+
+
+def nms_padded(
+    boxes: Tensor, scores: Tensor, iou_threshold: float, classes: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Non-maximum suppression whose results have a fixed size, so that nothing waits for the device.
+
+    Args:
+        boxes: [N, 4], rows (x1, y1, x2, y2).
+        scores: [N].
+        iou_threshold: the overlap, over the union, beyond which a box is suppressed.
+        classes: [N]; boxes of different classes don't suppress each other.
+
+    Returns:
+        ``(keep, count)``, int64: the numbers of the kept boxes in descending order of their scores, then -1;
+        and how many those are, [1].
+
+    >>> import torch, baracuda.torch as bt
+    >>> boxes = torch.tensor([[0.0, 0, 9, 9], [0, 0, 10, 10], [20, 20, 30, 30]])
+    >>> keep, count = bt.nms_padded(boxes, torch.tensor([0.3, 0.9, 0.5]), 0.5)
+    >>> keep.tolist(), count.tolist()
+    ([1, 2, -1], [2])
+    """
+    result: tuple[Tensor, Tensor] = calls["nms_padded"](boxes, scores, classes, float(iou_threshold))
+    return result
+
+
+# How many boxes are kept is known only after the run; the operator waits for it.
+def _nms(boxes: Tensor, scores: Tensor, classes: Tensor | None, iou_threshold: float) -> Tensor:
+    keep, count = operators["nms_padded"](boxes, scores, classes, iou_threshold)
+    kept: Tensor = keep[: int(count.item())].clone()
+    return kept
+
+
+def _fake_nms(boxes: Tensor, scores: Tensor, classes: Tensor | None, iou_threshold: float) -> Tensor:
+    del scores, classes, iou_threshold
+    kept = torch.library.get_ctx().new_dynamic_size()
+    return boxes.new_empty((kept,), dtype=torch.int64)
+
+
+LIBRARY.define("nms(Tensor boxes, Tensor scores, Tensor? classes, float iou_threshold) -> Tensor", tags=TAGS)
+LIBRARY.impl("nms", _nms, "CompositeExplicitAutograd")
+torch.library.register_fake("baracuda::nms", _fake_nms, lib=LIBRARY)
+
+
+def nms(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
+    """The numbers of the boxes that non-maximum suppression keeps, in descending order of their scores.
+
+    Arguments are those of :func:`nms_padded`, which doesn't wait for the device as this does.
+
+    >>> import torch, baracuda.torch as bt
+    >>> boxes = torch.tensor([[0.0, 0, 9, 9], [0, 0, 10, 10], [20, 20, 30, 30]])
+    >>> bt.nms(boxes, torch.tensor([0.3, 0.9, 0.5]), 0.5).tolist()
+    [1, 2]
+    """
+    result: Tensor = torch.ops.baracuda.nms.default(boxes.detach(), scores.detach(), None, float(iou_threshold))
+    return result
+
+
+def batched_nms(boxes: Tensor, scores: Tensor, idxs: Tensor, iou_threshold: float) -> Tensor:
+    """:func:`nms` among the boxes of each class, all classes in one call.
+
+    >>> import torch, baracuda.torch as bt
+    >>> boxes = torch.tensor([[0.0, 0, 9, 9], [0, 0, 10, 10], [20, 20, 30, 30]])
+    >>> bt.batched_nms(boxes, torch.tensor([0.3, 0.9, 0.5]), torch.tensor([0, 1, 1]), 0.5).tolist()
+    [1, 2, 0]
+    """
+    result: Tensor = torch.ops.baracuda.nms.default(boxes.detach(), scores.detach(), idxs, float(iou_threshold))
+    return result
+
+
+# ---------------------------------------------------------------------------------------------------
+# Writes.
+
+
+def _as_written(dest: Tensor, source: Tensor) -> Tensor:
+    return source.to(dest.dtype) if source.dtype != dest.dtype and _under_autocast(dest) else source
+
+
+def _write(name: str, dest: Tensor, source: Tensor, ranges: Any) -> Any:
+    pairs = _ranges(ranges, tuple(dest.shape))
+    start, end = zip(*pairs, strict=True) if pairs else ((), ())
+    return calls[name](dest, _as_written(dest, source), start, end)
+
+
+def write_slice(dest: Tensor, source: Tensor, ranges: Any) -> Tensor:
+    """A copy of `dest` with ``[ranges] = source``, with gradients to both.
+
+    Args:
+        dest: any tensor.
+        source: of the window's shape and of `dest`'s dtype, which autocast gives it.
+        ranges: for each axis a ``(start, end)`` or a slice, as :func:`baracuda.write_slice` takes them.
+
+    >>> import torch, baracuda.torch as bt
+    >>> bt.write_slice(torch.zeros(4), torch.ones(2), (1, 3)).tolist()
+    [0.0, 1.0, 1.0, 0.0]
+    """
+    result: Tensor = _write("write_slice", dest, source, ranges)
+    return result
+
+
+def write_slice_(dest: Tensor, source: Tensor, ranges: Any) -> Tensor:
+    """``dest[ranges] = source`` in place, without gradients. Returns `dest`; arguments are those of `write_slice`.
+
+    >>> import torch, baracuda.torch as bt
+    >>> x = torch.zeros(4)
+    >>> bt.write_slice_(x, torch.ones(2), (1, 3)) is x
+    True
+    """
+    _write("write_slice_", dest, source, ranges)
+    return dest
+
+
+def dynamic_update_slice(
+    dest: Tensor, source: Tensor, starts: Tensor, *, bounds: Literal["drop", "clamp"] = "drop"
+) -> Tensor:
+    """A copy of `dest` with `source` at starts that are read on the device, with gradients to both.
+
+    Args:
+        dest: any tensor.
+        source: of the rank and dtype of `dest`, which autocast gives it.
+        starts: int32 or int64, [rank], or [leading extent, rank] for starts of each entry's own.
+        bounds: ``"drop"`` elements that would fall outside, or ``"clamp"`` the start.
+
+    >>> import torch, baracuda.torch as bt
+    >>> bt.dynamic_update_slice(torch.zeros(4), torch.ones(2), torch.tensor([3])).tolist()
+    [0.0, 0.0, 0.0, 1.0]
+    """
+    result: Tensor = calls["dynamic_update_slice"](dest, _as_written(dest, source), starts, bounds)
+    return result
+
+
+def dynamic_update_slice_(
+    dest: Tensor, source: Tensor, starts: Tensor, *, bounds: Literal["drop", "clamp"] = "drop"
+) -> Tensor:
+    """:func:`dynamic_update_slice` in place, without gradients. Returns `dest`.
+
+    >>> import torch, baracuda.torch as bt
+    >>> bt.dynamic_update_slice_(torch.zeros(4), torch.ones(2), torch.tensor([3]), bounds="clamp").tolist()
+    [0.0, 0.0, 1.0, 1.0]
+    """
+    calls["dynamic_update_slice_"](dest, _as_written(dest, source), starts, bounds)
+    return dest
+
+
+def kv_cache_append_(
+    key: Tensor,
+    value: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slot_mapping: Tensor,
+    *,
+    key_scale: Tensor | None = None,
+    value_scale: Tensor | None = None,
+) -> None:
+    """Appends the keys and values of tokens to a paged cache, in place; see :class:`baracuda.KvCacheAppendPlan`.
+
+    Args:
+        key, value: [tokens, heads, dim].
+        key_cache, value_cache: [blocks, block_size, heads, dim].
+        slot_mapping: [tokens], int32 or int64; a slot that is outside skips its token.
+        key_scale, value_scale: float32, [1]; where the caches are float8 and the tokens aren't.
+
+    >>> import torch, baracuda.torch as bt
+    >>> caches = torch.zeros(2, 1, 4, 1, 1)
+    >>> bt.kv_cache_append_(torch.ones(1, 1, 1), torch.ones(1, 1, 1), *caches, torch.tensor([2]))
+    >>> caches[0].flatten().tolist()
+    [0.0, 0.0, 1.0, 0.0]
+    """
+    calls["kv_cache_append_"](key, value, key_cache, value_cache, slot_mapping, key_scale, value_scale)
+
+
+def kv_cache_gather(
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slot_mapping: Tensor,
+    *,
+    dtype: torch.dtype | None = None,
+    key_scale: Tensor | None = None,
+    value_scale: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Reads keys and values back from a paged cache; see :class:`baracuda.KvCacheGatherPlan`.
+
+    Args:
+        key_cache, value_cache: [blocks, block_size, heads, dim].
+        slot_mapping: [tokens]; a slot that is outside gives zeros.
+        dtype: of the result; None is the caches'.
+        key_scale, value_scale: as in :func:`kv_cache_append_`.
+
+    >>> import torch, baracuda.torch as bt
+    >>> cache = torch.arange(4.0).reshape(1, 4, 1, 1)
+    >>> bt.kv_cache_gather(cache, cache, torch.tensor([3, 1]))[0].flatten().tolist()
+    [3.0, 1.0]
+    """
+    name = NAMES[key_cache.dtype if dtype is None else dtype]
+    result: tuple[Tensor, Tensor] = calls["kv_cache_gather"](
+        key_cache, value_cache, slot_mapping, key_scale, value_scale, name
+    )
+    return result
