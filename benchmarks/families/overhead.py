@@ -165,6 +165,15 @@ def _has(jax: Any, device: str) -> bool:
         return False
 
 
+def _is_one_kernel(bound: bc.BoundPlan, lab: Lab) -> bool:
+    """Whether there is a bare launch to compare with."""
+    try:
+        bc._core._bare_launch_ns(bound, 1, lab.stream)
+    except bc.UnsupportedError:
+        return False
+    return True
+
+
 def _rows(lab: Lab, problem: _Problem) -> Iterable[dict[str, Any]]:
     bound = problem.plan.bind(**problem.operands)
     names = {**problem.operands, **problem.names, "plan": problem.plan, "bound": bound}
@@ -173,7 +182,7 @@ def _rows(lab: Lab, problem: _Problem) -> Iterable[dict[str, Any]]:
             continue
         statements = {"baracuda": statement, **problem.peers}
         timers = {name: _timer(text, names) for name, text in statements.items()}
-        if problem.device == "cuda" and kind != "jit":
+        if problem.device == "cuda" and kind != "jit" and _is_one_kernel(bound, lab):
             timers["bare"] = lambda: bc._core._bare_launch_ns(bound, BATCH, lab.stream) / 1e3
         yield _row(kind, problem, _sample(lab, timers, problem.wait))
 
