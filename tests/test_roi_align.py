@@ -72,11 +72,14 @@ def forward(
     *,
     layouts: tuple[str, str] = ("row_major", "row_major"),
     misalign: int = 0,
+    path: str | None = None,
+    max_workspace: int | None = None,
 ) -> np.ndarray:
     plan = bc.RoiAlignPlan(
         **fields(x.shape, rois.shape[0], pooled), **plan_rule(rule), dtype=x.dtype.name, rois_dtype=rois.dtype.name,
-        device=backend.device,
+        device=backend.device, preference=bc.PlanPreference(max_workspace=max_workspace),
     )  # fmt: skip
+    assert path in (None, plan.path)
     source = backend.input(x, layout=layouts[0], misalign=misalign)
     output = backend.output((rois.shape[0], x.shape[1], *pooled), x.dtype.name, layout=layouts[1], misalign=misalign)
     boxes = backend.input(rois, layout="row_major" if layouts[0] == "broadcast" else layouts[0])
@@ -156,6 +159,24 @@ def draw_rois(
             elif kind == 5:
                 rois[r, 1:] += 1e4
     return rois.astype(np.float32)
+
+
+@pytest.mark.sanitizer
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_with_and_without_room_for_a_copy_of_the_map(device: str, dtype: str) -> None:
+    """Tiles of channels and cells at the edges; the plan takes the copy where the boxes cover the map often."""
+    rng = np.random.default_rng(3)
+    rule = rule_of(0.5, 2, True)
+    for shape, count in (((2, 37, 13, 11), 40), ((1, 64, 9, 70), 20)):
+        x, rois = draw(rng, shape, dtype), draw_rois(rng, count, shape, scale=0.5)
+        expected = reference.roi_align(x, rois, (3, 5), real_of(dtype), **rule)
+        for max_workspace, path in ((None, "turned"), (0, "rows")):
+            for layout in ("row_major", "stepped"):
+                got = forward(
+                    Backend(device), x, rois, (3, 5), rule, layouts=(layout, "row_major"),
+                    path=path if device == "cuda" else "direct", max_workspace=max_workspace,
+                )  # fmt: skip
+                assert_close(got, expected)
 
 
 # ---------------------------------------------------------------------------------------------------

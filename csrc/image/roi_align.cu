@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <string_view>
+
 #include "image/roi_align_launch.cuh"
 
 namespace baracuda {
@@ -33,11 +35,21 @@ void roi_align_backward_cuda(const RoiAlignBackward &call, Stream stream) {
       call.dtype, [&](auto tag) { roi_align_backward_cuda_of<typename decltype(tag)::type>(call, stream); });
 }
 
-const char *roi_align_path(const RoiAlignProblem &problem, DLDataType dtype) {
-  const size_t shared = dtype == DTypeOf<double>::value
-                            ? roi_shared_bytes<double>(problem, roi_warp_bytes<double>(problem.pooled_w))
-                            : roi_shared_bytes<float>(problem, roi_warp_bytes<float>(problem.pooled_w));
-  return shared > 0 ? "rows" : "any";
+const char *roi_align_path(const RoiAlignProblem &problem, DLDataType dtype, bool has_workspace) {
+  const bool is_double = dtype == DTypeOf<double>::value;
+  const int64_t warp_bytes = has_workspace ? 0
+                             : is_double   ? roi_warp_bytes<double>(problem.pooled_w)
+                                           : roi_warp_bytes<float>(problem.pooled_w);
+  const size_t shared =
+      is_double ? roi_shared_bytes<double>(problem, warp_bytes) : roi_shared_bytes<float>(problem, warp_bytes);
+  return shared == 0 ? "any" : has_workspace ? "turned" : "rows";
+}
+
+size_t roi_align_workspace(const RoiAlignProblem &problem, DLDataType dtype) {
+  const std::string_view path = roi_align_path(problem, dtype, true);
+  return path == "turned" && roi_align_turns(problem)
+             ? size_t(storage_bytes(dtype, problem.n * problem.c * problem.h * problem.w))
+             : 0;
 }
 
 const char *roi_align_backward_path(const RoiAlignProblem &problem, DLDataType dtype) {

@@ -3,7 +3,7 @@
 //
 // Forward, a warp takes a RoI and a few channels: for each row of bins it adds up the weighted rows of the map, then
 // from these sums each bin its weighted columns. With channels last a lane is a channel, and the products of both
-// lists are walked.
+// lists are walked; where the boxes cover the map often enough, it is worth turning the map for that first.
 //
 // Backward, the map is cut into regions of tiles. A warp owns a tile, a lane a channel of it, with the sums of all
 // cells in registers; it gathers from the RoIs that touch the region, in their order. What a RoI's bins weigh is
@@ -324,6 +324,40 @@ __global__ void __launch_bounds__(kRoiThreads) roi_align_lines(const __grid_cons
   }
 }
 
+// The map with its channels last, for roi_align_lines: a block turns tiles of kLanes channels by kLanes cells.
+template <class T>
+__global__ void __launch_bounds__(kRoiThreads)
+    roi_align_turn(RoiAlignProblem problem, ImageView input, T *turned, int64_t cell_tiles, int64_t tiles) {
+  __shared__ T tile[kLanes][kLanes + 1];
+  wait_for_earlier_work();
+  const int lane = int(threadIdx.x % kLanes);
+  const int warp = int(threadIdx.x / kLanes);
+  const int64_t cells = int64_t(problem.h) * problem.w;
+  const int64_t channel_tiles = (problem.c + kLanes - 1) / kLanes;
+  for (int64_t i = blockIdx.x; i < tiles; i += gridDim.x) {
+    const int64_t cell = i % cell_tiles * kLanes;
+    const int64_t channel = i / cell_tiles % channel_tiles * kLanes;
+    const int64_t n = i / cell_tiles / channel_tiles;
+    if (cell + lane < cells) {
+      const int32_t y = int32_t((cell + lane) / problem.w);
+      const int32_t x = int32_t(cell + lane - int64_t(y) * problem.w);
+      const T *const from = static_cast<const T *>(input.data) + input.plane(n, channel) + input.cell(y, x);
+#pragma unroll
+      for (int k = warp; k < kLanes; k += kRoiWarps)
+        if (channel + k < problem.c) tile[k][lane] = from[k * input.channel];
+    }
+    __syncthreads();
+    if (channel + lane < problem.c) {
+      T *const to = turned + (n * cells + cell) * problem.c + channel + lane;
+#pragma unroll
+      for (int k = warp; k < kLanes; k += kRoiWarps)
+        if (cell + k < cells) to[k * problem.c] = tile[lane][k];
+    }
+    __syncthreads();
+  }
+  let_next_kernel_start();
+}
+
 // A thread for each output; for maps that are too large for lists in shared memory.
 template <class T>
 __global__ void __launch_bounds__(kRoiThreads) roi_align_any(RoiAlignForward call, int64_t outputs) {
@@ -410,11 +444,12 @@ __global__ void __launch_bounds__(kRoiThreads)
   char *record = table.records + r * table.record;
   Real *const weights_y = reinterpret_cast<Real *>(record + table.y_at);
   Real *const weights_x = reinterpret_cast<Real *>(record + table.x_at);
+  const int32_t places = (table.bins_at - table.y_at) / int32_t(sizeof(Real));
   RoiReach *const bins = reinterpret_cast<RoiReach *>(record + table.bins_at);
   if (threadIdx.x == 0) shared_bounds = {INT32_MAX, -1, INT32_MAX, -1};
   if (roi.batch >= 0) {
-    for (int32_t i = int32_t(threadIdx.x); i < table.places_y; i += kRoiThreads) weights_y[i] = 0;
-    for (int32_t i = int32_t(threadIdx.x); i < table.places_x; i += kRoiThreads) weights_x[i] = 0;
+    // Of both axes.
+    for (int32_t i = int32_t(threadIdx.x); i < places; i += kRoiThreads) weights_y[i] = 0;
   }
   __syncthreads();
   if (roi.batch >= 0) {

@@ -72,6 +72,14 @@ RoiTable roi_table(const RoiAlignProblem &problem, Workspace &space) {
   return table;
 }
 
+// Whether the boxes cover the map so often that turning it is the lesser part. What a bin gains by it is as much as
+// turning kTurned cells takes.
+inline bool roi_align_turns(const RoiAlignProblem &problem) {
+  constexpr int64_t kTurned = 7;
+  return problem.c >= kLanes &&
+         problem.rois * problem.pooled_h * problem.pooled_w * kTurned >= problem.n * problem.h * problem.w;
+}
+
 template <class Kernel>
 void allow_roi_shared(Kernel *kernel, size_t bytes) {
   constexpr size_t kWithoutAsking = 32 * 1024;
@@ -88,6 +96,18 @@ void roi_align_cuda_of(const RoiAlignForward &call, Stream stream) {
   const ImageView &input = call.input;
   constexpr int kVector = sizeof(T) == sizeof(double) ? 2 : 4;
   const bool lines = input.channel == 1 && problem.c > 1 && std::abs(input.column) > 1;
+  if (!lines && call.workspace) {
+    T *const turned = reinterpret_cast<T *>(call.workspace);
+    const int64_t cell_tiles = ceil_div(int64_t(problem.h) * problem.w, kLanes);
+    const int64_t tiles = problem.n * ceil_div(problem.c, kLanes) * cell_tiles;
+    launch(roi_align_turn<T>, {std::min(tiles, kMostBlocks), kRoiThreads}, stream, problem, input, turned, cell_tiles,
+           tiles);
+    RoiAlignForward again = call;
+    again.input = {turned, problem.c * problem.h * problem.w, 1, problem.c * problem.w, problem.c};
+    again.workspace = nullptr;
+    roi_align_cuda_of<T>(again, stream);
+    return;
+  }
   const size_t shared = roi_shared_bytes<Real>(problem, lines ? 0 : roi_warp_bytes<Real>(problem.pooled_w));
   if (shared == 0) {
     const int64_t outputs = problem.rois * problem.c * problem.pooled_h * problem.pooled_w;

@@ -126,6 +126,10 @@ class Plan {
   // Rank 1..8, no negative extent, and a byte count that an int64 holds.
   void check_shape(const char *field, const baracuda_shape &shape, DLDataType dtype, Shape &out) const;
   const DTypeInfo &check_dtype(const char *field, DLDataType dtype) const;
+  // For kernels that there is another one for, which needs less.
+  bool allows_workspace(size_t bytes) const {
+    return options_.max_workspace < 0 || bytes <= size_t(options_.max_workspace);
+  }
 
   const char *name_;
   Options options_;

@@ -480,11 +480,9 @@ struct LogSumExpGradient : ScaledSumBasics<T, 3, A> {
   BARACUDA_HD static A common_base(A first, A last) {
     const A span = last - first;
     return last < Constants::kWhole && last > -Constants::kWhole && span < A(60) && span > A(-60) ? Own::base_for(last)
-                                                                                                : A(NAN);
+                                                                                                  : A(NAN);
   }
-  BARACUDA_HD static A term(const Item &item, A base) {
-    return item.in[0] * exp2_of(Own::exponent(-item.in[2], base));
-  }
+  BARACUDA_HD static A term(const Item &item, A base) { return item.in[0] * exp2_of(Own::exponent(-item.in[2], base)); }
   BARACUDA_HD static bool well_scaled(A base, Value value, A) { return value.base < base + A(8); }
   BARACUDA_HD static A shown_scaled(const Item &item, A sum, A base) {
     return exp2_of(Own::exponent(item.in[1], -base)) * sum;
@@ -552,9 +550,7 @@ struct ProductGradient : AffineBasics<A, V, 1> {
     const V dy = carried<V>(item.in[0]);
     return {carried<V>(item.in[1]), kExclusive ? dy : multiply(dy, item.in[1])};
   }
-  BARACUDA_HD Map extend(const Map &l, const Item &item) const {
-    return {multiply(l.a, item.in[1]), after(l.b, item)};
-  }
+  BARACUDA_HD Map extend(const Map &l, const Item &item) const { return {multiply(l.a, item.in[1]), after(l.b, item)}; }
   BARACUDA_HD V step(V value, const Item &item, Result &result) const {
     const A sum = rounded(kExclusive ? value : add(value, item.in[0]));
     result.out[0] = (kExclusive ? item.in[2] : item.next) * sum;
@@ -616,9 +612,7 @@ struct ExtremumGradientBasics : Basics<V, 1, A> {
     return {r.restarted ? r.sum : add(l.sum, r.sum), l.restarted | r.restarted};
   }
   BARACUDA_HD V apply(const Map &map, V value) const { return map.restarted ? map.sum : add(value, map.sum); }
-  BARACUDA_HD Map map_of(A dy, bool record) const {
-    return {carried<V>(kExclusive || !record ? dy : A(0)), record};
-  }
+  BARACUDA_HD Map map_of(A dy, bool record) const { return {carried<V>(kExclusive || !record ? dy : A(0)), record}; }
   BARACUDA_HD V step_of(V value, A dy, bool record, Result &result) const {
     const V sum = add(value, dy);
     result.out[0] = record ? rounded(kExclusive ? value : sum) : A(0);
