@@ -39,7 +39,9 @@ def scan(
         wide = lines if lines.dtype.kind in "iub" else lines.astype(np.float64)
         elements = np.where(seen, wide[..., None, :], _identity(lines.dtype, smallest))
         out = elements.min(-1) if smallest else elements.max(-1)
-        found = (elements == out[..., None]) | ((elements != elements) & (out != out)[..., None])
+        found = elements == out[..., None]
+        if wide.dtype.kind == "f":
+            found |= np.isnan(elements) & np.isnan(out)[..., None]
         found &= seen
         # A NaN is an extremum; of NaNs and of equal extrema the first or the last counts.
         place = n - 1 - found[..., ::-1].argmax(-1) if ties == "last" else found.argmax(-1)
