@@ -93,7 +93,7 @@ struct SegmentBuckets {
   int64_t piece = 0;
   int64_t units = 0;
   void *elements = nullptr;
-  void *places = nullptr;  // the cell and, if wanted, the row in the tile
+  void *places = nullptr;      // the cell and, if wanted, the row in the tile
   uint16_t *bounds = nullptr;  // where each tile's bucket begins, [buckets + 1][tiles]
   uint32_t *totals = nullptr;  // rows of each bucket
 };

@@ -11,8 +11,8 @@ constexpr uint32_t kNowhere = ~uint32_t(0);
 
 template <class Bits, class Place>
 struct TileMemory {
-  uint32_t peers[kTileWarps][kBuckets];    // lanes of a warp that have the bucket
-  uint16_t counts[kTileWarps][kBuckets];   // rows that a warp has seen of it, then where they begin
+  uint32_t peers[kTileWarps][kBuckets];   // lanes of a warp that have the bucket
+  uint16_t counts[kTileWarps][kBuckets];  // rows that a warp has seen of it, then where they begin
   uint32_t begins[kBuckets];
   Bits elements[kBucketTile];
   Place places[kBucketTile];
@@ -163,10 +163,12 @@ void segment_take_cells(Workspace &workspace, const SegmentProblem &problem, siz
   constexpr int64_t kFewSegments = 1024;
   const int64_t most = shared_bytes();
   const auto bytes = [&](int vector) { return int64_t(segment_few_bytes(problem, state, vector)); };
-  if (problem.segments < kFewSegments && bytes(1) <= most) {
+  // With fewer blocks side by side, sorting was faster.
+  constexpr int64_t kFewestBlocks = 3;
+  if (problem.segments < kFewSegments && bytes(problem.columns > 32 ? 2 : 1) * kFewestBlocks <= most) {
     space.cells = SegmentCells::few;
     SegmentFew &few = space.few;
-    few.vector = problem.columns > 32 && bytes(2) <= most ? 2 : 1;
+    few.vector = problem.columns > 32 ? 2 : 1;
     few.across = segment_across(problem.columns, few.vector);
     few.tiles = int(ceil_div(problem.columns, int64_t(few.across) * few.vector));
     constexpr int64_t kMostBlocks = 6;
@@ -180,7 +182,8 @@ void segment_take_cells(Workspace &workspace, const SegmentProblem &problem, siz
   // Rows that meet in a cell wait for one another.
   constexpr int64_t kFewestCells = 128;
   const int64_t cells = std::max(ceil_div(problem.segments, kBuckets), kFewestCells);
-  if (problem.columns != 1 || problem.ids != SegmentIds::unsorted || problem.rows < problem.segments || cells > 65536 || segment_bucket_warps(cells, state) < kFewestWarps)
+  if (problem.columns != 1 || problem.ids != SegmentIds::unsorted || problem.rows < problem.segments || cells > 65536 ||
+      segment_bucket_warps(cells, state) < kFewestWarps)
     return;
   space.cells = SegmentCells::buckets;
   SegmentBuckets &buckets = space.buckets;

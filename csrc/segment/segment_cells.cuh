@@ -73,14 +73,15 @@ __global__ __launch_bounds__(kFewThreads) void segment_few(const __grid_constant
     if (whole) {
 #pragma unroll
       for (int r = 0; r < kRows; ++r)
-        pack[r] = bit_cast<Pack>(
-            *reinterpret_cast<const Word *>(input + min(first + r, call.rows - 1) * call.input.row));
+        pack[r] =
+            bit_cast<Pack>(*reinterpret_cast<const Word *>(input + min(first + r, call.rows - 1) * call.input.row));
     } else {
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
 #pragma unroll
         for (int v = 0; v < kColumns; ++v)
-          if (v < mine) pack[r].value[v] = input[min(first + r, call.rows - 1) * call.input.row + v * call.input.column];
+          if (v < mine)
+            pack[r].value[v] = input[min(first + r, call.rows - 1) * call.input.row + v * call.input.column];
       }
     }
 #pragma unroll
@@ -104,8 +105,7 @@ __global__ __launch_bounds__(kFewThreads) void segment_few(const __grid_constant
     if (to >= call.columns) continue;
     State state = call.op.identity();
     // Neighbouring segments begin at different groups, which are in different banks.
-    for (int g = 0; g < groups; ++g)
-      call.op.join(state, cells[s * kStep + ((g + s) & (groups - 1)) * width + c]);
+    for (int g = 0; g < groups; ++g) call.op.join(state, cells[s * kStep + ((g + s) & (groups - 1)) * width + c]);
     call.partial[(int64_t(part) * call.segments + s) * call.columns + to] = state;
   }
   if (call.counts && tile == 0)
@@ -205,8 +205,8 @@ struct SegmentBucketCall {
 };
 
 template <class Op>
-__global__ __launch_bounds__(32 * kMostBucketWarps, 1) void segment_bucket(
-    const __grid_constant__ SegmentBucketCall<Op> call) {
+__global__ __launch_bounds__(32 * kMostBucketWarps,
+                             1) void segment_bucket(const __grid_constant__ SegmentBucketCall<Op> call) {
   using Element = typename Op::Element;
   using State = typename Op::State;
   using Place = typename Op::Place;

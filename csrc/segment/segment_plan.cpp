@@ -226,8 +226,7 @@ class SegmentReduceBackwardPlan final : public SegmentPlan {
     cost_.operations = rows_shape_.count();
     set_sku("segment_reduce_backward", problem_.kind == SegmentKind::sum || (problem_.extreme() && !problem_.even));
     const bool counts = problem_.kind == SegmentKind::mean && problem_.ids == SegmentIds::unsorted;
-    choose_device(takes_input, takes_input || counts,
-                  [&] { return segment_reduce_backward_way(problem_, takes_arg); });
+    choose_device(takes_input, takes_input || counts, [&] { return segment_reduce_backward_way(problem_, takes_arg); });
   }
 
  protected:

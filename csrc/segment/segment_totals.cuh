@@ -19,8 +19,8 @@ SegmentTotals<Reduction, T> segment_totals_op(const SegmentForward &call) {
 template <template <class> class Reduction, class T, int kVector>
 void segment_totals(const SegmentForward &call, const SegmentSpace &space, Stream stream) {
   const auto op = segment_totals_op<Reduction, T>(call);
-  segment_reduce<SegmentTotals<Reduction, T>, kVector>(call.problem, call.input, call.ids, op,
-                                        segment_aligned(call.output, kVector, sizeof(T)), false, space, stream);
+  segment_reduce<SegmentTotals<Reduction, T>, kVector>(
+      call.problem, call.input, call.ids, op, segment_aligned(call.output, kVector, sizeof(T)), false, space, stream);
 }
 
 }  // namespace baracuda
