@@ -379,8 +379,8 @@ def log_log(title: str, lines: dict[str, list[tuple[float, float]]]) -> str:
     """Lines through points as SVG. A dashed line through the last point of each is what goes in proportion."""
     left, top, side, right, bottom = 70, 44, 420, 210, 40
     points = [point for line in lines.values() for point in line]
-    low, high = ([pick(math.log10(point[axis]) for point in points) for axis in (0, 1)] for pick in (min, max))
-    low, high = [math.floor(value) for value in low], [math.ceil(value) for value in high]
+    low = [math.floor(min(math.log10(point[axis]) for point in points)) for axis in (0, 1)]
+    high = [math.ceil(max(math.log10(point[axis]) for point in points)) for axis in (0, 1)]
 
     def place(x: float, y: float) -> tuple[float, float]:
         across, up = ((math.log10(v) - low[i]) / max(high[i] - low[i], 1) for i, v in enumerate((x, y)))

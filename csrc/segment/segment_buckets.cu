@@ -141,8 +141,8 @@ int64_t shared_bytes() {
   int bytes = 0;
   check_cuda(cudaGetDevice(&device), "cudaGetDevice");
   check_cuda(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), "cudaDeviceGetAttribute");
-  constexpr int kOwn = 3 * 1024;
-  return bytes - kOwn;
+  constexpr int kReserved = 3 * 1024;
+  return bytes - kReserved;
 }
 
 }  // namespace
