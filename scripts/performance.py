@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import html
 import json
+import math
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -100,6 +101,8 @@ to one that is there.
 """,
 }
 
+#: What the name of a plot ends in that shows how times grow: of rows with this note, over their first extent.
+GROWTH = "-growth"
 #: More bars than this make several plots, one for each dtype.
 MOST_BARS = 40
 
@@ -138,7 +141,10 @@ def outputs(families: Sequence[Family]) -> dict[Path, str]:
             text.append("\n" + NOTES[family.name])
         for suffix, rows in parts(family):
             path = PLOTS / f"{card}-{family.name}{suffix}.svg"
-            files[path] = plot_overhead(rows) if family.name == "overhead" else plot_bandwidth(rows)
+            if suffix == GROWTH:
+                files[path] = plot_growth(rows)
+            else:
+                files[path] = plot_overhead(rows) if family.name == "overhead" else plot_bandwidth(rows)
             label = f"{family.name}{suffix.replace('-', ' ')} on {family.meta['card']}"
             text.append(f"\n![{label}]({path.relative_to(DOCS).as_posix()})\n")
         text.append("\n" + (overhead_table if family.name == "overhead" else bandwidth_table)(family.rows))
@@ -183,11 +189,15 @@ def error_cell(row: dict[str, Any], what: str, dtype: str) -> str:
 
 def parts(family: Family) -> Iterator[tuple[str, list[dict[str, Any]]]]:
     """The rows of each plot, with what its name ends in."""
-    if len(family.rows) <= MOST_BARS:
-        yield "", family.rows
-        return
-    for dtype in dict.fromkeys(row["dtype"] for row in family.rows):
-        yield f"-{dtype}", [row for row in family.rows if row["dtype"] == dtype]
+    growing = [row for row in family.rows if row["note"] == "growth"]
+    bars = [row for row in family.rows if row["note"] != "growth"]
+    if len(bars) <= MOST_BARS:
+        yield "", bars
+    else:
+        for dtype in dict.fromkeys(row["dtype"] for row in bars):
+            yield f"-{dtype}", [row for row in bars if row["dtype"] == dtype]
+    if len(growing) > 1:
+        yield GROWTH, growing
 
 
 def provenance(meta: dict[str, Any]) -> str:
@@ -356,6 +366,59 @@ def chart(title: str, bars: Sequence[Bar], series: Sequence[str], mark: float | 
             at += THICKNESS
         y += used
     return "\n".join([*lines, "</svg>"]) + "\n"
+
+
+def plot_growth(rows: Sequence[dict[str, Any]]) -> str:
+    """Microseconds over the first extent of the shape, both in powers of ten, a line for each operation and dtype."""
+    lines: dict[str, list[tuple[float, float]]] = {}
+    for row in rows:
+        extent = int(re.findall(r"\d+", row["shape"])[0])
+        lines.setdefault(f"{row['op']} {row['dtype']}", []).append((extent, row["ours_us"]))
+    return log_log("µs over the first extent; dashed: in proportion to it", lines)
+
+
+def log_log(title: str, lines: dict[str, list[tuple[float, float]]]) -> str:
+    """Lines through points as SVG. A dashed line through the last point of each is what goes in proportion."""
+    left, top, side, right, bottom = 70, 44, 420, 210, 40
+    points = [point for line in lines.values() for point in line]
+    low = [math.floor(min(math.log10(point[axis]) for point in points)) for axis in (0, 1)]
+    high = [math.ceil(max(math.log10(point[axis]) for point in points)) for axis in (0, 1)]
+
+    def place(x: float, y: float) -> tuple[float, float]:
+        across, up = ((math.log10(v) - low[i]) / max(high[i] - low[i], 1) for i, v in enumerate((x, y)))
+        return left + side * across, top + side * (1 - up)
+
+    width, height = left + side + right, top + side + bottom
+    size = f'width="{width}" height="{height}"'
+    style = 'font-family="system-ui, sans-serif" font-size="11" fill="#111827"'
+    svg = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} viewBox="0 0 {width} {height}" {style}>',
+        f"<title>{html.escape(title)}</title>",
+        f'<rect {size} fill="#ffffff"/>',
+        f'<text x="12" y="22" font-size="13" font-weight="600">{html.escape(title)}</text>',
+    ]
+    for axis in (0, 1):
+        for power in range(low[axis], high[axis] + 1):
+            x, y = place(10.0**power, 10.0 ** low[1]) if axis == 0 else place(10.0 ** low[0], 10.0**power)
+            path = f"M{x:.1f} {top}V{top + side}" if axis == 0 else f"M{left} {y:.1f}H{left + side}"
+            at = f'x="{x:.1f}" y="{y + 16:.1f}" text-anchor="middle"'
+            if axis == 1:
+                at = f'x="{left - 8}" y="{y + 4:.1f}" text-anchor="end"'
+            svg.append(f'<path d="{path}" stroke="#e5e7eb"/>')
+            svg.append(f"<text {at}>{10**power:,}</text>" if power >= 0 else f"<text {at}>{10.0**power:g}</text>")
+    for name, line in lines.items():
+        colour = COLOURS["baracuda"]
+        ordered = sorted(line)
+        last_x, last_y = ordered[-1]
+        first_x = max(ordered[0][0], 10.0 ** low[1] / last_y * last_x)
+        (x0, y0), (x1, y1) = place(first_x, last_y * first_x / last_x), place(last_x, last_y)
+        svg.append(f'<path d="M{x0:.1f} {y0:.1f}L{x1:.1f} {y1:.1f}" stroke="#9ca3af" stroke-dasharray="3 3"/>')
+        places = [place(x, y) for x, y in ordered]
+        joined = "L".join(f"{x:.1f} {y:.1f}" for x, y in places)
+        svg.append(f'<path d="M{joined}" fill="none" stroke="{colour}" stroke-width="2"/>')
+        svg += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>' for x, y in places]
+        svg.append(f'<text x="{x1 + 8:.1f}" y="{y1 + 4:.1f}">{html.escape(name)}</text>')
+    return "\n".join([*svg, "</svg>"]) + "\n"
 
 
 def stale(files: dict[Path, str]) -> list[str]:

@@ -415,6 +415,38 @@ def test_many_rows_in_any_order(backend: Backend, size: tuple[int, int, int], dt
         assert_same_bits(backward(backend, kind, d_output, data, ids, arg=arg), d_input)
 
 
+@pytest.mark.sanitizer
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("form", ["unsorted", "sorted"])
+@pytest.mark.parametrize("size", [(36000, 1, 240), (16385, 40, 101), (16500, 67, 33), (16384, 1, 7)], ids=str)
+def test_sums_of_many_rows(backend: Backend, size: tuple[int, int, int], form: str, dtype: str) -> None:
+    """Sums and maxima of few segments, of more rows than one block takes, and with rows that are dropped."""
+    rows, columns, segments = size
+    rng = np.random.default_rng(13)
+    ids = make_ids(rng, form, rows, segments, hostile=True)
+    kept = (ids >= 0) & (ids < segments)
+    data = rng.standard_normal((rows, columns)).astype(support.DTYPES[dtype].numpy)
+    exact, magnitude = np.zeros((2, segments, columns))
+    highest = np.full((segments, columns), -np.inf)
+    np.add.at(exact, ids[kept], data[kept].astype(np.float64))
+    np.add.at(magnitude, ids[kept], np.abs(data[kept].astype(np.float64)))
+    np.maximum.at(highest, ids[kept], data[kept].astype(np.float64))
+    counts = np.bincount(ids[kept], minlength=segments).reshape(-1, 1)
+    for kind, divisor in (("sum", 1), ("mean", np.maximum(counts, 1))):
+        bound = (counts + 1) * UNIT["float32"] * 1.01 * magnitude / divisor
+        expected = exact / divisor
+        outputs = [forward(backend, kind, data, ids, segments, form, misalign=m)[0] for m in (0, 1, 4)]
+        assert_close(outputs[0], expected, bound + UNIT[dtype] * np.abs(expected) + TINY[dtype])
+        for other in outputs[1:]:
+            assert_same_bits(other, outputs[0])
+    output, arg = forward(backend, "max", data, ids, segments, form, return_arg=True)
+    assert_same_numbers(output, highest.astype(data.dtype))
+    filled = counts[:, 0] > 0
+    np.testing.assert_array_equal(np.take_along_axis(data, arg[filled], axis=0), output[filled])
+    assert (ids[arg[filled]] == np.flatnonzero(filled)[:, None]).all()
+    assert_same_bits(forward(backend, "max", data, ids, segments, form)[0], output)
+
+
 @given(st.data())
 def test_any_problem(data: st.DataObject) -> None:
     rows, columns, segments = (data.draw(st.integers(0, most)) for most in (40, 9, 12))

@@ -50,11 +50,11 @@ def rows(lab: Lab) -> Iterable[dict[str, Any]]:
         if kind != "sum":
             yield from lab.measure(make(kind, shrink(SIZES[0]), "float32").case("fw"))
         yield from lab.measure(make(kind, shrink(SIZES[0]), "float32").case("bw"))
+    for size in GROWTH[: 2 if small else None]:
+        yield from lab.measure(make("max", size, "float32", note="growth").case("bw"))
     for size in map(shrink, GRAPHS):
         for kind in ("sum", "max"):
             yield from lab.measure(make(kind, size, "float32", skewed=True).case("fw"))
-    for size in GROWTH[: 2 if small else None]:
-        yield from lab.measure(make("max", size, "float32", note="growth").case("bw"))
 
 
 @dataclass

@@ -37,6 +37,12 @@ SegmentNumbers take_numbers(Workspace &workspace, int64_t count, bool wide) {
   return {workspace.take<int32_t>(count), false};
 }
 
+// Whether there are kernels that don't sort.
+bool has_cells(const SegmentProblem &problem) {
+  const bool floats = problem.dtype.code != kDLInt && problem.dtype.code != kDLUInt;
+  return floats && problem.dtype.bits < 64 && problem.kind != SegmentKind::prod;
+}
+
 // What bringing rows together and reducing them takes.
 void take_reduction(Workspace &workspace, const SegmentProblem &problem, size_t state, SegmentSpace &space) {
   space.chunks = segment_chunks(problem);
@@ -57,8 +63,10 @@ void take_reduction(Workspace &workspace, const SegmentProblem &problem, size_t 
 
 SegmentSpace forward_space(Workspace &workspace, const SegmentProblem &problem, bool with_arg) {
   SegmentSpace space;
-  if (problem.segments * problem.columns > 0)
-    take_reduction(workspace, problem, forward_state(problem, with_arg), space);
+  if (problem.segments * problem.columns == 0) return space;
+  const size_t state = forward_state(problem, with_arg);
+  if (has_cells(problem)) segment_take_cells(workspace, problem, state, space);
+  if (space.cells == SegmentCells::none) take_reduction(workspace, problem, state, space);
   return space;
 }
 
@@ -75,25 +83,35 @@ SegmentSpace backward_space(Workspace &workspace, const SegmentProblem &problem,
   if (problem.segments > 0 && (problem.kind == SegmentKind::prod || (problem.extreme() && !from_arg))) {
     const bool chosen = problem.extreme() && !problem.even;
     const size_t state = backward_state(problem);
-    take_reduction(workspace, problem, state, space);
+    if (chosen && has_cells(problem)) segment_take_cells(workspace, problem, state, space);
+    if (space.cells == SegmentCells::none) take_reduction(workspace, problem, state, space);
     space.states =
         workspace.take<std::byte>(problem.segments * problem.columns * int64_t(chosen ? sizeof(uint32_t) : state));
   }
   return space;
 }
 
-}  // namespace
-
-size_t segment_reduce_space(const SegmentProblem &problem, bool with_arg) {
-  Workspace counter(nullptr);
-  forward_space(counter, problem, with_arg);
-  return counter.size();
+SegmentWay way_of(const SegmentProblem &problem, const SegmentSpace &space, size_t workspace) {
+  const char *path = problem.ids == SegmentIds::unsorted ? "sort" : "chunks";
+  if (space.cells == SegmentCells::few) path = "few";
+  if (space.cells == SegmentCells::buckets) path = "buckets";
+  return {path, workspace};
 }
 
-size_t segment_reduce_backward_space(const SegmentProblem &problem, bool from_arg) {
+}  // namespace
+
+SegmentWay segment_reduce_way(const SegmentProblem &problem, bool with_arg) {
   Workspace counter(nullptr);
-  backward_space(counter, problem, from_arg);
-  return counter.size();
+  const SegmentSpace space = forward_space(counter, problem, with_arg);
+  return way_of(problem, space, counter.size());
+}
+
+SegmentWay segment_reduce_backward_way(const SegmentProblem &problem, bool from_arg) {
+  Workspace counter(nullptr);
+  const SegmentSpace space = backward_space(counter, problem, from_arg);
+  SegmentWay way = way_of(problem, space, counter.size());
+  if (from_arg || problem.kind == SegmentKind::sum || problem.kind == SegmentKind::mean) way.path = "spread";
+  return way;
 }
 
 void segment_reduce_cuda(const SegmentForward &call, std::byte *workspace, Stream stream) {

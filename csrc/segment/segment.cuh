@@ -58,6 +58,48 @@ struct SegmentChunks {
   int64_t count = 0;
 };
 
+// Ids of every `step`th row from `first` on, -1 behind the last. All are asked for before any is looked at.
+template <int kCount>
+__device__ __forceinline__ void segment_load_ids(const SegmentIndices &ids, int64_t first, int64_t step, int64_t rows,
+                                                 int64_t (&id)[kCount]) {
+  const auto load = [&](const auto *from) {
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) id[k] = from[max(min(first + k * step, rows - 1), int64_t(0)) * ids.stride];
+  };
+  if (ids.wide) {
+    load(static_cast<const int64_t *>(ids.data));
+  } else {
+    load(static_cast<const int32_t *>(ids.data));
+  }
+#pragma unroll
+  for (int k = 0; k < kCount; ++k)
+    if (first + k * step < 0 || first + k * step >= rows) id[k] = -1;
+}
+
+// How few segments are shared out: lanes side by side, `vector` columns each, tiles of columns, parts of rows.
+struct SegmentFew {
+  int vector = 1;
+  int across = 1;
+  int tiles = 1;
+  int parts = 1;
+};
+
+// Rows of one column by buckets of `cells` neighbouring segments, in tiles. Buckets of more than `piece` rows are
+// shared out; there are at most `units` pieces.
+struct SegmentBuckets {
+  int cells = 0;
+  Divider by_cells;
+  int64_t tiles = 0;
+  int64_t piece = 0;
+  int64_t units = 0;
+  void *elements = nullptr;
+  void *places = nullptr;      // the cell and, if wanted, the row in the tile
+  uint16_t *bounds = nullptr;  // where each tile's bucket begins, [buckets + 1][tiles]
+  uint32_t *totals = nullptr;  // rows of each bucket
+};
+
+enum class SegmentCells { none, few, buckets };
+
 // What a workspace holds; NULL where the problem has no use for it.
 struct SegmentSpace {
   uint32_t *keys[2] = {};
@@ -67,53 +109,47 @@ struct SegmentSpace {
   SegmentNumbers offsets;
   SegmentNumbers first;
   SegmentChunks chunks;
+  SegmentCells cells = SegmentCells::none;
+  SegmentFew few;
+  SegmentBuckets buckets;
   std::byte *partial = nullptr;
   std::byte *states = nullptr;  // of each segment and column, for a backward
   SegmentNumbers ids;           // of each row, from offsets
   uint32_t *counts = nullptr;
 };
 
-// How lanes share a matrix: `across` of a group of `lanes` have different columns, `vector` each at a time,
-// and the others different rows.
-struct SegmentLanes {
-  int vector = 1;
-  int across = 1;
-  int lanes = 1;
-  int64_t tiles = 1;
-};
-
-// `vector`: elements that are loaded at once. In which order rows are added follows from the problem alone.
-inline SegmentLanes segment_lanes(const SegmentProblem &problem, int vector) {
-  SegmentLanes lanes;
-  const int64_t columns = problem.columns;
-  lanes.vector = vector;
-  lanes.across = int(std::bit_ceil(uint64_t(std::min<int64_t>(ceil_div(columns, vector), 32))));
-  // Few idle lanes in the last tile.
-  if (vector == 1 && columns > 32)
-    for (int across = 16; across >= 8; across /= 2)
-      if (ceil_div(columns, across) * across < ceil_div(columns, lanes.across) * lanes.across) lanes.across = across;
-  lanes.lanes = lanes.across;
-  constexpr int64_t kFewBytes = 32;
-  if (columns * problem.dtype.bits / 8 < kFewBytes) {
-    const int64_t average = problem.rows / std::max<int64_t>(problem.segments, 1);
-    while (lanes.lanes < 32 && lanes.lanes / lanes.across * 2 < average) lanes.lanes *= 2;
-  }
-  lanes.tiles = ceil_div(columns, int64_t(lanes.across) * lanes.vector);
-  return lanes;
-}
+// Rows so narrow that neighbouring lanes take segments, not columns.
+inline bool segment_narrow_rows(const SegmentProblem &problem) { return problem.columns * problem.dtype.bits / 8 < 32; }
 
 // The most elements that are loaded at once, as far as sizes allow it.
 inline int segment_vector(const SegmentProblem &problem) {
   const int vector = 16 / (problem.dtype.bits / 8);
-  return problem.columns % vector == 0 && problem.columns >= 32 / (problem.dtype.bits / 8) ? vector : 1;
+  return problem.columns % vector == 0 && !segment_narrow_rows(problem) ? vector : 1;
 }
 
+// How many lanes go side by side, `vector` elements each.
+inline int segment_across(int64_t columns, int vector) {
+  return int(std::bit_ceil(uint64_t(std::min<int64_t>(ceil_div(columns, vector), 32))));
+}
+
+// The most elements that a block of segment_any keeps: of two chunks.
+constexpr int kSegmentStaged = 4096;
+
+// In which order rows are added follows from the problem alone.
 inline SegmentChunks segment_chunks(const SegmentProblem &problem) {
-  constexpr int64_t kWarps = 132 * 48;
-  const SegmentLanes lanes = segment_lanes(problem, segment_vector(problem));
   const int64_t places = problem.rows + problem.segments;
   int32_t chunk = 256;
-  while (chunk > 32 && ceil_div(places, chunk) * lanes.tiles * lanes.lanes / 32 < kWarps) chunk /= 2;
+  if (segment_narrow_rows(problem)) {
+    constexpr int64_t kBlocks = 132 * 8;
+    chunk = int32_t(kSegmentStaged / 2 / std::bit_ceil(uint64_t(problem.columns)));
+    while (chunk > 64 && ceil_div(places, chunk) < kBlocks) chunk /= 2;
+  } else {
+    constexpr int64_t kWarps = 132 * 48;
+    const int vector = segment_vector(problem);
+    const int64_t across = segment_across(problem.columns, vector);
+    const int64_t lanes = ceil_div(problem.columns, across * vector) * across;
+    while (chunk > 32 && ceil_div(places, chunk) * lanes / 32 < kWarps) chunk /= 2;
+  }
   return {chunk, std::max<int64_t>(ceil_div(places, chunk), 1)};
 }
 
@@ -129,6 +165,13 @@ void segment_expand(const SegmentProblem &problem, const SegmentIndices &offsets
                     Stream stream);
 void segment_count(const SegmentProblem &problem, const SegmentIndices &ids, const SegmentSpace &space, Stream stream);
 size_t segment_sort_bytes(const SegmentProblem &problem);
+
+// Takes cells where reductions without sorting are possible, else nothing.
+void segment_take_cells(Workspace &workspace, const SegmentProblem &problem, size_t state, SegmentSpace &space);
+size_t segment_few_bytes(const SegmentProblem &problem, size_t state, int vector);
+int segment_bucket_warps(int64_t cells, size_t state);
+void segment_fill_buckets(const SegmentProblem &problem, const SegmentView &input, const SegmentIndices &ids,
+                          bool with_rows, const SegmentSpace &space, Stream stream);
 
 // Each instantiates its kernels in a file of its own.
 void segment_sums(const SegmentForward &call, const SegmentSpace &space, Stream stream);
@@ -151,6 +194,7 @@ struct SegmentReduceCall {
   int64_t tiles;
   int across;
   int lane_bits;
+  bool staged;
   typename Op::State *partial;
 };
 
@@ -232,13 +276,17 @@ __global__ __launch_bounds__(kSegmentThreads) void segment_stream(const __grid_c
   int64_t segment = work.from;
   int64_t begin = call.groups.begin(segment);
   int64_t end = call.groups.end(segment);
+  // Where the next segment ends is asked for one segment ahead.
+  const auto end_of = [&](int64_t s) { return s < work.to ? call.groups.clamped(s + 1) : INT64_MAX; };
+  int64_t next_end = end_of(segment + 1);
   const auto step = [&] {
     segment_finish(call, chunk, work.first, segment, column, end - begin, state);
 #pragma unroll
     for (int v = 0; v < kVector; ++v) state[v] = call.op.identity();
     begin = end;
+    end = max(begin, next_end);
     ++segment;
-    end = segment < work.to ? max(begin, call.groups.clamped(segment + 1)) : INT64_MAX;
+    next_end = end_of(segment + 1);
   };
 
   const typename Op::Element *input = static_cast<const typename Op::Element *>(call.input.data) + column;
@@ -275,7 +323,7 @@ __global__ __launch_bounds__(kSegmentThreads) void segment_stream(const __grid_c
 }
 
 template <class State>
-__device__ __forceinline__ State segment_shuffle(const State &state, int from_lane_xor, unsigned mask) {
+__device__ __forceinline__ State segment_shuffle(const State &state, int from_lane_xor) {
   static_assert(sizeof(State) % 4 == 0);
   using Words = SegmentPack<uint32_t, 1>;
   constexpr int kWords = sizeof(State) / 4;
@@ -284,52 +332,109 @@ __device__ __forceinline__ State segment_shuffle(const State &state, int from_la
   };
   All all = bit_cast<All>(state);
 #pragma unroll
-  for (int w = 0; w < kWords; ++w) all.word[w].value[0] = __shfl_xor_sync(mask, all.word[w].value[0], from_lane_xor);
+  for (int w = 0; w < kWords; ++w) all.word[w].value[0] = __shfl_xor_sync(~0u, all.word[w].value[0], from_lane_xor);
   return bit_cast<State>(all);
 }
 
-// Any strides and any number of columns; where these are few, the lanes of a group share the rows of a segment.
+// Any strides and any number of columns: a block per chunk and tile of columns, a thread for each segment and column.
+// Narrow rows are brought into shared memory first, and a warp takes what is long for a thread.
 template <class Op>
-__global__ __launch_bounds__(kSegmentThreads) void segment_split(const __grid_constant__ SegmentReduceCall<Op> call) {
-  constexpr int kRows = 4;
+__global__ __launch_bounds__(kSegmentThreads) void segment_any(const __grid_constant__ SegmentReduceCall<Op> call) {
   using Element = typename Op::Element;
-  const int lanes = 1 << call.lane_bits;
-  const int lane = int(threadIdx.x) & (lanes - 1);
-  const int64_t group = (int64_t(blockIdx.x) * kSegmentThreads + threadIdx.x) >> call.lane_bits;
-  const int64_t chunk = group / call.tiles;
-  const int64_t column = (group - chunk * call.tiles) * call.across + (lane & (call.across - 1));
-  const int apart = lanes / call.across;
-  if (chunk >= call.groups.chunks) return;
-  const bool mine = column < call.columns;
-  const unsigned in_group = (lanes == 32 ? ~0u : (1u << lanes) - 1) << (threadIdx.x & 31 & unsigned(-lanes));
+  using State = typename Op::State;
+  constexpr int kAtOnce = 4;
+  constexpr int kShort = 64;
+  constexpr int kMostLong = 2 * kSegmentStaged / kShort;
+  extern __shared__ __align__(16) uint64_t segment_memory[];
+  __shared__ int found;
+  __shared__ int32_t longs[kMostLong];
+  const int64_t chunk = int64_t(blockIdx.x) / call.tiles;
+  const int first_column = int(int64_t(blockIdx.x) - chunk * call.tiles) * call.across;
+  const int columns = int(min(call.columns - first_column, int64_t(call.across)));
   const SegmentWork work = segment_work(call.groups, chunk);
-  const Element *input = static_cast<const Element *>(call.input.data) + (mine ? column * call.input.column : 0);
-
-  for (int64_t segment = work.from; segment < work.to; ++segment) {
-    const int64_t from = call.groups.begin(segment);
-    const int64_t to = call.groups.end(segment);
-    typename Op::State state[1] = {call.op.identity()};
-    const int64_t stop = min(to, work.end);
-    for (int64_t at = max(from, work.begin) + lane / call.across; at < stop; at += kRows * apart) {
-      Element element[kRows];
-      typename Op::Row numbers[kRows];
+  if (work.to == work.from) return;
+  const uint32_t *order = call.groups.order;
+  const auto row_of = [&](int64_t at) { return order ? int64_t(__ldg(order + at)) : at; };
+  const Element *input = static_cast<const Element *>(call.input.data) + first_column * call.input.column;
+  Element *staged = reinterpret_cast<Element *>(segment_memory);
+  const int items = int(work.to - work.from) * columns;
+  int item = threadIdx.x;
+  int64_t from = 0;
+  int64_t to = 0;
+  const auto find = [&] {
+    const int64_t segment = work.from + (columns == 1 ? item : item / columns);
+    from = call.groups.begin(segment);
+    to = call.groups.end(segment);
+  };
+  if (item < items) find();
+  if (call.staged) {
+    if (threadIdx.x == 0) found = 0;
+    const int count = int(work.end - work.begin) * columns;
+    constexpr int kLoads = 8;
+    for (int first = threadIdx.x; first < count; first += kLoads * kSegmentThreads) {
+      Element element[kLoads];
 #pragma unroll
-      for (int r = 0; r < kRows; ++r) {
+      for (int l = 0; l < kLoads; ++l) {
+        const int i = first + l * kSegmentThreads;
+        if (i >= count) break;
+        const int at = columns == 1 ? i : i / columns;
+        element[l] = input[row_of(work.begin + at) * call.input.row + (i - at * columns) * call.input.column];
+      }
+#pragma unroll
+      for (int l = 0; l < kLoads; ++l)
+        if (first + l * kSegmentThreads < count) staged[first + l * kSegmentThreads] = element[l];
+    }
+    __syncthreads();
+  }
+  const auto add = [&](State &state, int64_t at, int64_t stop, int apart, int column) {
+    for (; at < stop; at += kAtOnce * apart) {
+      Element element[kAtOnce];
+      typename Op::Row numbers[kAtOnce];
+#pragma unroll
+      for (int r = 0; r < kAtOnce; ++r) {
         const int64_t place = at + r * apart;
         if (place >= stop) break;
-        const int64_t row = call.groups.order ? int64_t(__ldg(call.groups.order + place)) : place;
+        const int64_t row = row_of(place);
         numbers[r] = typename Op::Row(row);
-        if (mine) element[r] = input[row * call.input.row];
+        element[r] = call.staged ? staged[int(place - work.begin) * columns + column]
+                                 : input[row * call.input.row + column * call.input.column];
       }
 #pragma unroll
-      for (int r = 0; r < kRows; ++r) {
-        if (at + r * apart >= stop) break;
-        if (mine) call.op.add(state[0], element[r], numbers[r]);
-      }
+      for (int r = 0; r < kAtOnce; ++r)
+        if (at + r * apart < stop) call.op.add(state, element[r], numbers[r]);
     }
-    for (int across = lanes / 2; across >= call.across; across /= 2)
-      call.op.join(state[0], segment_shuffle(state[0], across, in_group));
-    if (mine && lane < call.across) segment_finish(call, chunk, work.first, segment, column, to - from, state);
+  };
+
+  while (item < items) {
+    const int index = columns == 1 ? item : item / columns;
+    const int column = item - index * columns;
+    const int64_t begin = max(from, work.begin);
+    const int64_t stop = min(to, work.end);
+    if (call.staged && stop - begin > kShort) {
+      const int place = atomicAdd(&found, 1);
+      // There are no more unless a promise is broken.
+      if (place < kMostLong) longs[place] = item;
+    } else {
+      State state[1] = {call.op.identity()};
+      add(state[0], begin, stop, 1, column);
+      segment_finish(call, chunk, work.first, work.from + index, first_column + column, to - from, state);
+    }
+    item += kSegmentThreads;
+    if (item < items) find();
+  }
+  if (!call.staged) return;
+  __syncthreads();
+  const int lane = int(threadIdx.x) & 31;
+  for (int l = int(threadIdx.x) / 32; l < min(found, kMostLong); l += kSegmentThreads / 32) {
+    const int index = longs[l] / columns;
+    const int column = longs[l] - index * columns;
+    const int64_t segment = work.from + index;
+    from = call.groups.begin(segment);
+    to = call.groups.end(segment);
+    State state[1] = {call.op.identity()};
+    add(state[0], max(from, work.begin) + lane, min(to, work.end), 32, column);
+    for (int apart = 16; apart > 0; apart /= 2) call.op.join(state[0], segment_shuffle(state[0], apart));
+    if (lane == 0) segment_finish(call, chunk, work.first, segment, column, to - from, state);
   }
 }
 
@@ -411,9 +516,6 @@ template <class Op, int kVector>
 void segment_reduce(const SegmentProblem &problem, const SegmentView &input, const SegmentIndices &ids, const Op &op,
                     bool aligned, bool needs_rows, const SegmentSpace &space, Stream stream) {
   constexpr int kBytes = sizeof(typename Op::Element);
-  const bool vectors =
-      kVector > 1 && segment_vector(problem) == kVector && aligned && segment_aligned(input, kVector, kBytes);
-  const SegmentLanes lanes = segment_lanes(problem, vectors ? kVector : 1);
   const SegmentChunks &chunks = space.chunks;
   // Single elements travel with the sort.
   const bool travels = problem.ids == SegmentIds::unsorted && problem.columns == 1 && kBytes <= 4 && !needs_rows;
@@ -426,19 +528,25 @@ void segment_reduce(const SegmentProblem &problem, const SegmentView &input, con
     call.groups.order = nullptr;
   }
   call.columns = problem.columns;
-  call.tiles = lanes.tiles;
-  call.across = lanes.across;
-  call.lane_bits = std::countr_zero(unsigned(lanes.lanes));
   call.partial = reinterpret_cast<typename Op::State *>(space.partial);
-  const Grid grid = {ceil_div(chunks.count * lanes.tiles * lanes.lanes, kSegmentThreads), kSegmentThreads};
+  bool vectors = false;
   if constexpr (kVector > 1) {
+    vectors = segment_vector(problem) == kVector && aligned && segment_aligned(input, kVector, kBytes);
     if (vectors) {
-      launch(segment_stream<Op, kVector>, grid, stream, call);
-    } else {
-      launch(segment_split<Op>, grid, stream, call);
+      call.across = segment_across(problem.columns, kVector);
+      call.lane_bits = std::countr_zero(unsigned(call.across));
+      call.tiles = ceil_div(problem.columns, int64_t(call.across) * kVector);
+      launch(segment_stream<Op, kVector>,
+             {ceil_div(chunks.count * call.tiles * call.across, kSegmentThreads), kSegmentThreads}, stream, call);
     }
-  } else {
-    launch(segment_split<Op>, grid, stream, call);
+  }
+  if (!vectors) {
+    constexpr int64_t kMostAcross = 64;
+    call.across = int(std::min(problem.columns, kMostAcross));
+    call.tiles = ceil_div(problem.columns, call.across);
+    call.staged = segment_narrow_rows(problem);
+    const size_t shared = call.staged ? 2 * size_t(chunks.chunk) * size_t(call.across) * kBytes : 0;
+    launch(segment_any<Op>, {chunks.count * call.tiles, kSegmentThreads, shared}, stream, call);
   }
   if (problem.rows > chunks.chunk)
     launch(segment_join<Op>, {ceil_div(chunks.count, kJoinChunks), kSegmentThreads}, stream, call);
@@ -470,10 +578,14 @@ __device__ __forceinline__ void segment_write(const SegmentView &view, int64_t s
 template <template <class> class Reduction, class T>
 struct SegmentTotals : Reduction<T> {
   using State = typename Reduction<T>::State;
+  using Place = uint16_t;
+  static constexpr bool kRows = false;
   SegmentView output;
   bool mean;
   T empty;
 
+  // How many rows there were, where only 0 makes a difference.
+  __device__ int64_t seen(const State &) const { return 1; }
   template <int kVector>
   __device__ void store(int64_t segment, int64_t column, int64_t length, const State (&state)[kVector]) const {
     T value[kVector];
@@ -487,9 +599,13 @@ struct SegmentTotals : Reduction<T> {
 template <class Bits>
 struct SegmentExtremes : SegmentMax<Bits> {
   using State = typename SegmentMax<Bits>::State;
+  using Place = uint16_t;
+  static constexpr bool kRows = false;
   SegmentView output;
   Bits empty;
 
+  // No float has the identity's key.
+  __device__ int64_t seen(const State &state) const { return state != 0; }
   template <int kVector>
   __device__ void store(int64_t segment, int64_t column, int64_t length, const State (&state)[kVector]) const {
     Bits value[kVector];
@@ -502,12 +618,15 @@ struct SegmentExtremes : SegmentMax<Bits> {
 template <class Bits>
 struct SegmentPlaces : SegmentArgMax<Bits, uint32_t> {
   using State = typename SegmentArgMax<Bits, uint32_t>::State;
+  using Place = uint32_t;
+  static constexpr bool kRows = true;
   SegmentView output;  // without data: only the row is wanted
   SegmentView arg;
   bool wide;
   uint32_t none;
   Bits empty;
 
+  __device__ int64_t seen(const State &state) const { return state.row != this->kNone; }
   template <int kVector>
   __device__ void store(int64_t segment, int64_t column, int64_t length, const State (&state)[kVector]) const {
     if (output.data) {

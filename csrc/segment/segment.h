@@ -338,9 +338,13 @@ void dispatch_segment_bits(DLDataType dtype, const Body &body) {
 
 void segment_reduce_cpu(const SegmentForward &call);
 void segment_reduce_backward_cpu(const SegmentBackward &call);
-// The sizes of workspaces.
-size_t segment_reduce_space(const SegmentProblem &problem, bool with_arg);
-size_t segment_reduce_backward_space(const SegmentProblem &problem, bool from_arg);
+// What runs, and the size of its workspace.
+struct SegmentWay {
+  const char *path;
+  size_t workspace;
+};
+SegmentWay segment_reduce_way(const SegmentProblem &problem, bool with_arg);
+SegmentWay segment_reduce_backward_way(const SegmentProblem &problem, bool from_arg);
 // Enqueue on the current device.
 void segment_reduce_cuda(const SegmentForward &call, std::byte *workspace, Stream stream);
 void segment_reduce_backward_cuda(const SegmentBackward &call, std::byte *workspace, Stream stream);

@@ -15,12 +15,11 @@ __global__ __launch_bounds__(kSegmentThreads) void fill_keys(SegmentIndices ids,
                                                              uint32_t *values) {
   const int64_t first = int64_t(blockIdx.x) * kSegmentThreads * kRowsAtOnce + threadIdx.x;
   int64_t id[kRowsAtOnce];
+  segment_load_ids(ids, first, kSegmentThreads, rows, id);
   uint32_t value[kRowsAtOnce];
 #pragma unroll
   for (int r = 0; r < kRowsAtOnce; ++r) {
-    const int64_t row = first + r * kSegmentThreads;
-    if (row >= rows) break;
-    id[r] = ids[row];
+    const int64_t row = min(first + r * kSegmentThreads, rows - 1);
     value[r] = payload ? uint32_t(payload[row * payload_step]) : uint32_t(row);
   }
 #pragma unroll
@@ -40,10 +39,49 @@ struct SortedIds {
 
   __device__ int64_t operator[](int64_t at) const {
     if (keys) return __ldg(keys + at);
-    const int64_t id = ids[at];
-    return id < 0 ? -1 : id > segments ? segments : id;
+    return inside(ids[at]);
+  }
+  __device__ int64_t inside(int64_t id) const { return id < 0 ? -1 : id > segments ? segments : id; }
+  // Of rows that are as many apart as a block has threads; -1 outside.
+  __device__ void load(int64_t first, int64_t rows, int64_t (&id)[kRowsAtOnce]) const {
+    if (keys) {
+#pragma unroll
+      for (int r = 0; r < kRowsAtOnce; ++r) {
+        const int64_t row = first + r * kSegmentThreads;
+        id[r] = row >= 0 && row < rows ? int64_t(__ldg(keys + row)) : -1;
+      }
+    } else {
+      segment_load_ids(ids, first, kSegmentThreads, rows, id);
+#pragma unroll
+      for (int r = 0; r < kRowsAtOnce; ++r) id[r] = inside(id[r]);
+    }
   }
 };
+
+// Offsets where ids rise, of as many segments as are passed at once. The others stay as they were.
+constexpr int64_t kMostPassed = 32;
+
+__global__ __launch_bounds__(kSegmentThreads) void forget_offsets(SegmentNumbers offsets, int64_t count) {
+  const int64_t at = int64_t(blockIdx.x) * kSegmentThreads + threadIdx.x;
+  if (at < count) offsets.set(at, -1);
+}
+
+__global__ __launch_bounds__(kSegmentThreads) void mark_rises(SortedIds ids, int64_t rows, int64_t segments,
+                                                              SegmentNumbers offsets) {
+  const int64_t first = int64_t(blockIdx.x) * kSegmentThreads * kRowsAtOnce + threadIdx.x;
+  int64_t id[kRowsAtOnce];
+  int64_t before[kRowsAtOnce];
+  ids.load(first, rows, id);
+  ids.load(first - 1, rows, before);
+#pragma unroll
+  for (int r = 0; r < kRowsAtOnce; ++r) {
+    const int64_t row = first + r * kSegmentThreads;
+    if (row > rows) break;
+    if (row == rows) id[r] = segments;
+    if (id[r] - before[r] > kMostPassed) continue;
+    for (int64_t segment = before[r] + 1; segment <= id[r]; ++segment) offsets.set(segment, row);
+  }
+}
 
 // The first of 0 .. count for which `holds` is true, which it stays, or count.
 template <class Holds>
@@ -63,11 +101,11 @@ __device__ int64_t search(int64_t count, const Holds &holds) {
 
 // A thread for each offset, where there are none yet, and for each bound of a chunk.
 __global__ __launch_bounds__(kSegmentThreads) void find_bounds(SortedIds ids, SegmentGroups groups,
-                                                               SegmentNumbers offsets) {
+                                                               SegmentNumbers offsets, bool marked) {
   int64_t at = int64_t(blockIdx.x) * kSegmentThreads + threadIdx.x;
   if (offsets.data) {
     if (at <= groups.segments) {
-      offsets.set(at, search(groups.rows, [&](int64_t row) { return ids[row] >= at; }));
+      if (!marked || offsets[at] < 0) offsets.set(at, search(groups.rows, [&](int64_t row) { return ids[row] >= at; }));
       return;
     }
     at -= groups.segments + 1;
@@ -127,6 +165,20 @@ void sort_pairs(const SegmentProblem &problem, void *temporary, size_t &bytes, c
              "radix sort");
 }
 
+// From ids that never fall to offsets, where there are none, and bounds of chunks.
+void launch_bounds(const SortedIds &ids, const SegmentGroups &groups, const SegmentNumbers &offsets, Stream stream) {
+  constexpr int64_t kFewSegments = 4096;
+  const bool marks = offsets.data && groups.segments > kFewSegments;
+  const int64_t count = groups.segments + 1;
+  if (marks) {
+    launch(forget_offsets, {ceil_div(count, kSegmentThreads), kSegmentThreads}, stream, offsets, count);
+    launch(mark_rises, {ceil_div(groups.rows + 1, kSegmentThreads * kRowsAtOnce), kSegmentThreads}, stream, ids,
+           groups.rows, groups.segments, offsets);
+  }
+  const int64_t threads = groups.chunks + 1 + (offsets.data ? count : 0);
+  launch(find_bounds, {ceil_div(threads, kSegmentThreads), kSegmentThreads}, stream, ids, groups, offsets, marks);
+}
+
 SegmentIndices as_indices(const SegmentNumbers &numbers) { return {numbers.data, 1, numbers.wide}; }
 
 SegmentGroups groups_of(const SegmentProblem &problem, const SegmentIndices &offsets, const SegmentSpace &space) {
@@ -165,9 +217,7 @@ SegmentGroups segment_groups(const SegmentProblem &problem, const SegmentIndices
       groups.order = values.Current();
     }
   }
-  const SegmentNumbers offsets = given ? SegmentNumbers() : space.offsets;
-  const int64_t threads = space.chunks.count + 1 + (given ? 0 : problem.segments + 1);
-  launch(find_bounds, {ceil_div(threads, kSegmentThreads), kSegmentThreads}, stream, sorted, groups, offsets);
+  launch_bounds(sorted, groups, given ? SegmentNumbers() : space.offsets, stream);
   return groups;
 }
 
@@ -175,8 +225,7 @@ void segment_offsets(const SegmentProblem &problem, const SegmentIndices &ids, c
                      Stream stream) {
   SegmentGroups groups = groups_of(problem, ids, space);
   groups.chunks = -1;
-  launch(find_bounds, {ceil_div(problem.segments + 1, kSegmentThreads), kSegmentThreads}, stream,
-         SortedIds{nullptr, ids, problem.segments}, groups, space.offsets);
+  launch_bounds({nullptr, ids, problem.segments}, groups, space.offsets, stream);
 }
 
 void segment_expand(const SegmentProblem &problem, const SegmentIndices &offsets, const SegmentSpace &space,

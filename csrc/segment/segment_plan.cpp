@@ -77,8 +77,8 @@ class SegmentPlan : public Plan {
   void add_cost(DLDataType dtype, const Shape &shape) { cost_.bytes += storage_bytes(dtype, shape.count()); }
 
   // After everything else: limits, workspace and names of the CUDA kernels.
-  template <class Space>
-  void choose_device(bool brings_together, bool names_rows, const Space &space) {
+  template <class Way>
+  void choose_device(bool brings_together, bool names_rows, const Way &way) {
     if constexpr (kWithCuda) {
       if (!device().is_cuda()) return;
       const bool unsorted = problem_.ids == SegmentIds::unsorted;
@@ -88,10 +88,11 @@ class SegmentPlan : public Plan {
       if (brings_together && unsorted && problem_.segments > kSegmentMostRows)
         unsupported(name_, ": num_segments: at most ", kSegmentMostRows, " unless ids are sorted, got ",
                     problem_.segments);
-      workspace_size_ = space();
+      const SegmentWay chosen = way();
+      workspace_size_ = chosen.workspace;
+      path_ = chosen.path;
       sku_.arch = segment_arch(name_);
       sku_.backend = "bespoke";
-      path_ = !brings_together ? "spread" : unsorted ? "sort" : "chunks";
     }
   }
 
@@ -129,7 +130,7 @@ class SegmentReducePlan final : public SegmentPlan {
     for (const OperandSpec &operand : operands_) add_cost(operand.dtype, operand.shape);
     cost_.operations = rows_shape_.count();
     set_sku("segment_reduce", problem_.extreme());
-    choose_device(true, return_arg, [&] { return segment_reduce_space(problem_, return_arg); });
+    choose_device(true, return_arg, [&] { return segment_reduce_way(problem_, return_arg); });
   }
 
  protected:
@@ -225,8 +226,7 @@ class SegmentReduceBackwardPlan final : public SegmentPlan {
     cost_.operations = rows_shape_.count();
     set_sku("segment_reduce_backward", problem_.kind == SegmentKind::sum || (problem_.extreme() && !problem_.even));
     const bool counts = problem_.kind == SegmentKind::mean && problem_.ids == SegmentIds::unsorted;
-    choose_device(takes_input, takes_input || counts,
-                  [&] { return segment_reduce_backward_space(problem_, takes_arg); });
+    choose_device(takes_input, takes_input || counts, [&] { return segment_reduce_backward_way(problem_, takes_arg); });
   }
 
  protected:

@@ -85,10 +85,10 @@ __device__ __forceinline__ void each_row(const SpreadSizes &sizes, int64_t (&row
                                          const Body &body) {
   const int groups = kSegmentThreads >> sizes.lane_bits;
   const int64_t first = int64_t(blockIdx.x) * groups * 4 + (int(threadIdx.x) >> sizes.lane_bits);
+  segment_load_ids(sizes.ids, first, groups, sizes.rows, segment);
 #pragma unroll
   for (int r = 0; r < 4; ++r) {
     row[r] = first + r * groups;
-    segment[r] = row[r] < sizes.rows ? sizes.ids[row[r]] : -1;
     if (uint64_t(segment[r]) >= uint64_t(sizes.segments)) segment[r] = -1;
   }
   body(int(threadIdx.x) & (sizes.across - 1));
