@@ -86,8 +86,8 @@ constexpr int kRoiItems = 3;
 
 struct RoiAlignForwardCall {
   RoiAlignForward forward;
-  int64_t tasks;   // RoIs times groups of channels
-  int32_t groups;  // of channels
+  // All RoIs of a group of channels, then those of the next: a group's part of the map stays in the L2 cache.
+  int64_t tasks;
   int32_t places_y;
   int32_t places_x;
 };
@@ -149,8 +149,8 @@ __global__ void __launch_bounds__(kRoiThreads, sizeof(T) == sizeof(double) ? 2 :
   Real *const outs = sums + kRoiWarpChannels * kRoiColumnStride;
 
   for (int64_t task = blockIdx.x; task < call.tasks; task += gridDim.x) {
-    const int64_t r = task / call.groups;
-    const int64_t c = task % call.groups * kRoiBlockChannels + warp * kRoiWarpChannels;
+    const int64_t r = task % problem.rois;
+    const int64_t c = task / problem.rois * kRoiBlockChannels + warp * kRoiWarpChannels;
     const RoiGeometry<Real> roi = roi_geometry<Real>(problem, call.forward.rois, r);
     make_roi_lists(roi, problem, y, x);
     __syncthreads();
@@ -288,8 +288,8 @@ __global__ void __launch_bounds__(kRoiThreads) roi_align_lines(const __grid_cons
   const RoiLists<Real> x =
       roi_lists_at<Real>(shared + roi_list_bytes<Real>(call.places_y, ph_count), call.places_x, pw_count);
   for (int64_t task = blockIdx.x; task < call.tasks; task += gridDim.x) {
-    const int64_t r = task / call.groups;
-    const int64_t c = (task % call.groups * kLanes + lane) * kVector;
+    const int64_t r = task % problem.rois;
+    const int64_t c = (task / problem.rois * kLanes + lane) * kVector;
     const RoiGeometry<Real> roi = roi_geometry<Real>(problem, call.forward.rois, r);
     make_roi_lists(roi, problem, y, x);
     __syncthreads();

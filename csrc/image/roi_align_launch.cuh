@@ -122,7 +122,7 @@ void roi_align_cuda_of(const RoiAlignForward &call, Stream stream) {
       (lines ? whole(problem.c) && whole(input.column) : input.column == 1 && whole(problem.w) && whole(input.channel));
   const int64_t group = lines ? kLanes * (packs ? kVector : 1) : kRoiBlockChannels;
   const int64_t groups = ceil_div(problem.c, group);
-  const RoiAlignForwardCall forward = {call, problem.rois * groups, int32_t(groups),
+  const RoiAlignForwardCall forward = {call, problem.rois * groups,
                                        int32_t(RoiAxis<Real>::list_places(problem.h, problem.pooled_h, 0)),
                                        int32_t(RoiAxis<Real>::list_places(problem.w, problem.pooled_w, 0))};
   const Grid grid = {std::min(forward.tasks, kMostBlocks), kRoiThreads, shared};
