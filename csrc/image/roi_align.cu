@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "image/roi_align_launch.cuh"
+#include "image/roi_align_backward.cuh"
+#include "image/roi_align_forward.cuh"
 
 namespace baracuda {
 
@@ -17,8 +18,9 @@ namespace {
 // Ends a kernel that has nothing to do; the architecture of its machine code is that of all.
 __global__ void arch_probe() {}
 
-RoiTable table_of(const RoiAlignProblem &problem, DLDataType dtype, Workspace &space) {
-  return dtype == DTypeOf<double>::value ? roi_table<double>(problem, space) : roi_table<float>(problem, space);
+template <class Body>
+auto with_real(DLDataType dtype, const Body &body) {
+  return dtype == DTypeOf<double>::value ? body(double()) : body(float());
 }
 
 }  // namespace
@@ -34,21 +36,32 @@ void roi_align_backward_cuda(const RoiAlignBackward &call, Stream stream) {
 }
 
 const char *roi_align_path(const RoiAlignProblem &problem, DLDataType dtype) {
-  const size_t shared = dtype == DTypeOf<double>::value
-                            ? roi_shared_bytes<double>(problem, roi_warp_bytes<double>(problem.pooled_w))
-                            : roi_shared_bytes<float>(problem, roi_warp_bytes<float>(problem.pooled_w));
-  return shared > 0 ? "rows" : "any";
+  const auto fits = [&](auto real) { return roi_rows_shared<decltype(real)>(problem, 1) > 0; };
+  return with_real(dtype, fits) ? "rows" : "any";
+}
+
+size_t roi_align_workspace(const RoiAlignProblem &problem, DLDataType dtype) {
+  return with_real(dtype, [&](auto real) {
+    Workspace space(nullptr);
+    roi_records<decltype(real)>(problem, space);
+    return space.size();
+  });
 }
 
 const char *roi_align_backward_path(const RoiAlignProblem &problem, DLDataType dtype) {
-  Workspace space(nullptr);
-  return table_of(problem, dtype, space).record > 0 ? "tiles" : "any";
+  const auto fits = [&](auto real) {
+    Workspace space(nullptr);
+    return roi_table<decltype(real)>(problem, space).record > 0;
+  };
+  return with_real(dtype, fits) ? "tiles" : "any";
 }
 
 size_t roi_align_backward_workspace(const RoiAlignProblem &problem, DLDataType dtype) {
-  Workspace space(nullptr);
-  table_of(problem, dtype, space);
-  return space.size();
+  return with_real(dtype, [&](auto real) {
+    Workspace space(nullptr);
+    roi_table<decltype(real)>(problem, space);
+    return space.size();
+  });
 }
 
 std::string image_arch(const char *plan) { return kernel_arch(plan, reinterpret_cast<const void *>(arch_probe)); }

@@ -36,16 +36,23 @@ class RoiAlignPlan final : public RoiAlignBase {
     operands_ = {{"input", Role::in, desc.dtype, in_},
                  {"rois", Role::in, desc.rois_dtype, rois_},
                  {"output", Role::out, desc.dtype, out_}};
-    launches_only_ = true;
-    if constexpr (kWithCuda)
-      if (device().is_cuda()) path_ = roi_align_path(align_, desc.dtype);
+    if constexpr (kWithCuda) {
+      if (device().is_cuda()) {
+        path_ = roi_align_path(align_, desc.dtype);
+        workspace_size_ = roi_align_workspace(align_, desc.dtype);
+      }
+    }
   }
 
  protected:
   void run(const Call &call) const override {
     if (out_.count() == 0) return;
-    const RoiAlignForward forward = {align_, image_view(call.operands[kInput]), roi_rows(call.operands[kRois]),
-                                     image_view(call.operands[kOutput]), operands_[kInput].dtype};
+    const RoiAlignForward forward = {align_,
+                                     image_view(call.operands[kInput]),
+                                     roi_rows(call.operands[kRois]),
+                                     image_view(call.operands[kOutput]),
+                                     operands_[kInput].dtype,
+                                     call.workspace};
     if constexpr (kWithCuda) {
       if (device().is_cuda()) {
         roi_align_cuda(forward, call.stream);
