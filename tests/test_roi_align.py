@@ -72,11 +72,13 @@ def forward(
     *,
     layouts: tuple[str, str] = ("row_major", "row_major"),
     misalign: int = 0,
+    max_workspace: int | None = None,
 ) -> np.ndarray:
     plan = bc.RoiAlignPlan(
         **fields(x.shape, rois.shape[0], pooled), **plan_rule(rule), dtype=x.dtype.name, rois_dtype=rois.dtype.name,
-        device=backend.device,
+        device=backend.device, preference=bc.PlanPreference(max_workspace=max_workspace),
     )  # fmt: skip
+    assert max_workspace is None or plan.workspace_size <= max_workspace
     source = backend.input(x, layout=layouts[0], misalign=misalign)
     output = backend.output((rois.shape[0], x.shape[1], *pooled), x.dtype.name, layout=layouts[1], misalign=misalign)
     boxes = backend.input(rois, layout="row_major" if layouts[0] == "broadcast" else layouts[0])
@@ -241,6 +243,26 @@ def test_many_rois_and_a_large_map(backend: Backend, sampling_ratio: int) -> Non
     rois = draw_rois(rng, 70, shape, strange=True)
     rois[:, 1:] = np.where(np.abs(rois[:, 1:]) < 200, rois[:, 1:], np.float32(5))
     check(backend, draw(rng, shape, "float32"), rois, (7, 7), rule_of(1.0, sampling_ratio, True))
+
+
+def test_without_a_workspace(backend: Backend) -> None:
+    rng = np.random.default_rng(8)
+    shape = (2, 5, 30, 41)
+    x, rois = draw(rng, shape, "float32"), draw_rois(rng, 20, shape, strange=True)
+    expected = reference.roi_align(x, rois, (4, 3), np.float32, **rule_of())
+    assert_close(forward(backend, x, rois, (4, 3), rule_of(), max_workspace=0), expected)
+
+
+@pytest.mark.parametrize("sampling_ratio", [0, 2])
+def test_boxes_wider_than_a_warp_takes_at_once(backend: Backend, sampling_ratio: int) -> None:
+    rng = np.random.default_rng(12)
+    for columns in (135, 800):
+        shape = (1, 11, 6, columns)
+        rois = draw_rois(rng, 6, shape)
+        rois[0, 1:] = [-3, 0, columns + 2, 5]
+        x = draw(rng, shape, "float32")
+        rule = rule_of(1.0, sampling_ratio, True)
+        assert_close(forward(backend, x, rois, (5, 6), rule), reference.roi_align(x, rois, (5, 6), np.float32, **rule))
 
 
 @pytest.mark.parametrize(

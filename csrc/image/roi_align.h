@@ -166,7 +166,7 @@ struct RoiAlignForward {
   RoiRows rois;
   ImageView output;
   DLDataType dtype;
-  std::byte *workspace;
+  std::byte *workspace;  // NULL: there is none
 };
 
 struct RoiAlignBackward {
@@ -184,7 +184,7 @@ void roi_align_backward_cpu(const RoiAlignBackward &call);
 // Enqueue on the current device.
 void roi_align_cuda(const RoiAlignForward &call, Stream stream);
 void roi_align_backward_cuda(const RoiAlignBackward &call, Stream stream);
-// The access paths of row-major operands, and what they need.
+// The access paths of row-major operands, and what they need. The forward can do without, slowly.
 const char *roi_align_path(const RoiAlignProblem &problem, DLDataType dtype);
 size_t roi_align_workspace(const RoiAlignProblem &problem, DLDataType dtype);
 const char *roi_align_backward_path(const RoiAlignProblem &problem, DLDataType dtype);

@@ -241,8 +241,8 @@ __global__ void __launch_bounds__(kRowsThreads)
 struct RoiAlignForwardCall {
   RoiAlignForward forward;
   RoiRecords records;
-  int64_t tasks;        // RoIs times groups of channels
-  int32_t groups;       // of channels
+  // All RoIs for a group of channels, then for the next: what they read lies in the cache, unlike the whole map.
+  int64_t tasks;
   int32_t partials_at;  // in shared memory, sums of bins between two windows of columns
 };
 
@@ -280,17 +280,18 @@ __global__ void __launch_bounds__(kRowsThreads, sizeof(T) == sizeof(double) ? 8 
   const SmallDivider by_pw(pw_count);
   Real *const sums = reinterpret_cast<Real *>(shared + call.records.bytes) + warp * kRowsPlanes * kPlane;
   Real *const partials = reinterpret_cast<Real *>(shared + call.partials_at) + warp * ph_count * pw_count;
+  const int64_t rois = problem.rois;
   wait_for_earlier_work();
 
   for (int64_t task = blockIdx.x; task < call.tasks; task += gridDim.x) {
-    copy_record<kRowsThreads>(shared, call.records.data + task / call.groups * call.records.bytes);
+    copy_record<kRowsThreads>(shared, call.records.data + task % rois * call.records.bytes);
     __syncthreads();
     const RoiHead &head = *reinterpret_cast<const RoiHead *>(shared);
     const int32_t *const columns_begin = call.records.columns_begin(shared);
     const int32_t *const counts = columns_begin + pw_count + 1;
     const RoiEntry<Real> *const rows = reinterpret_cast<const RoiEntry<Real> *>(shared + head.rows_at);
     const RoiEntry<Real> *const columns = reinterpret_cast<const RoiEntry<Real> *>(shared + head.columns_at);
-    const int64_t c = task % call.groups * kRowsChannels + warp * kRowsWarpChannels;
+    const int64_t c = task / rois * kRowsChannels + warp * kRowsWarpChannels;
     const int32_t channels = int32_t(max(min(problem.c - c, int64_t(kRowsWarpChannels)), int64_t(0)));
     const int32_t packs = (head.end - head.first + kVector - 1) / kVector;
     // As many channels at once as have their loads in a warp's.
@@ -423,9 +424,10 @@ __global__ void __launch_bounds__(kRoiThreads) roi_align_lines(const __grid_cons
   const int lane = int(threadIdx.x % kLanes);
   const int warp = int(threadIdx.x / kLanes);
   const int32_t pw_count = problem.pooled_w;
+  const int64_t rois = problem.rois;
   wait_for_earlier_work();
   for (int64_t task = blockIdx.x; task < call.tasks; task += gridDim.x) {
-    copy_record<kRoiThreads>(shared, call.records.data + task / call.groups * call.records.bytes);
+    copy_record<kRoiThreads>(shared, call.records.data + task % rois * call.records.bytes);
     __syncthreads();
     const RoiHead &head = *reinterpret_cast<const RoiHead *>(shared);
     const int32_t *const rows_begin = RoiRecords::numbers(shared);
@@ -433,7 +435,7 @@ __global__ void __launch_bounds__(kRoiThreads) roi_align_lines(const __grid_cons
     const int32_t *const counts = columns_begin + pw_count + 1;
     const RoiEntry<Real> *const rows = reinterpret_cast<const RoiEntry<Real> *>(shared + head.rows_at);
     const RoiEntry<Real> *const columns = reinterpret_cast<const RoiEntry<Real> *>(shared + head.columns_at);
-    const int64_t c = (task % call.groups * kLanes + lane) * kVector;
+    const int64_t c = (task / rois * kLanes + lane) * kVector;
     if (c < problem.c) {
       T *const to = static_cast<T *>(output.data) + output.plane(head.roi, c);
       const T *const from = static_cast<const T *>(input.data) + input.plane(max(head.batch, 0), c);
@@ -503,7 +505,7 @@ void roi_align_cuda_of(const RoiAlignForward &call, Stream stream) {
   constexpr int kVector = sizeof(T) == sizeof(double) ? 2 : 4;
   Workspace space(call.workspace);
   const RoiRecords records = roi_records<Real>(problem, space);
-  if (records.bytes == 0) {
+  if (records.bytes == 0 || !call.workspace) {
     const int64_t outputs = problem.rois * problem.c * problem.pooled_h * problem.pooled_w;
     launch(roi_align_any<T>, {std::min(ceil_div(outputs, kRoiThreads), kMostBlocks), kRoiThreads}, stream, call,
            outputs);
@@ -519,8 +521,7 @@ void roi_align_cuda_of(const RoiAlignForward &call, Stream stream) {
   launch(roi_align_list<Real>, {problem.rois, kRowsThreads, 0, true}, stream, problem, call.rois, records, vector);
   const int64_t groups = ceil_div(problem.c, lines ? kLanes * int64_t(vector) : kRowsChannels);
   const int64_t sums = int64_t(sizeof(Real)) * kRowsWarps * kRowsPlanes * RowsSums<Real>::plane(vector);
-  const RoiAlignForwardCall forward = {call, records, problem.rois * groups, int32_t(groups),
-                                       int32_t(records.bytes + sums)};
+  const RoiAlignForwardCall forward = {call, records, problem.rois * groups, int32_t(records.bytes + sums)};
   const Grid grid = {std::min(forward.tasks, kMostBlocks), lines ? kRoiThreads : kRowsThreads,
                      lines ? size_t(records.bytes) : roi_rows_shared<Real>(problem, vector), true};
   const auto kernel = lines ? (packs ? roi_align_lines<T, kVector> : roi_align_lines<T, 1>)

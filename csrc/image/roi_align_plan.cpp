@@ -38,8 +38,10 @@ class RoiAlignPlan final : public RoiAlignBase {
                  {"output", Role::out, desc.dtype, out_}};
     if constexpr (kWithCuda) {
       if (device().is_cuda()) {
-        path_ = roi_align_path(align_, desc.dtype);
-        workspace_size_ = roi_align_workspace(align_, desc.dtype);
+        const size_t wanted = roi_align_workspace(align_, desc.dtype);
+        const bool allowed = options_.max_workspace < 0 || wanted <= size_t(options_.max_workspace);
+        path_ = allowed ? roi_align_path(align_, desc.dtype) : "any";
+        if (allowed) workspace_size_ = wanted;
       }
     }
   }
