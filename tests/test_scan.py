@@ -294,12 +294,13 @@ def test_reverse_is_a_flip(device: str, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_exclusive_is_a_shift(device: str, kind: str) -> None:
-    """Bit for bit: leaving an element out of its output doesn't change how the others are combined."""
+    """Both are within the bound of what is exact; where sums are cut for one they need not be for the other."""
     backend = Backend(device)
     x = values(kind, (3, 5000), "float32")
     inclusive = run_forward(backend, kind, x, 1)
     exclusive = run_forward(backend, kind, x, 1, exclusive=True)
-    np.testing.assert_array_equal(exclusive[:, 1:], inclusive[:, :-1])
+    bound = 2 * bound_of(kind, x, inclusive, 1, "float32") if kind not in EXTREMA else np.zeros(x.shape)
+    assert_close(exclusive[:, 1:], inclusive[:, :-1].astype(np.float64), bound[:, :-1])
     identity = {"cumsum": 0, "cumprod": 1, "cummax": -np.inf, "cummin": np.inf, "logcumsumexp": -np.inf}[kind]
     assert (exclusive[:, 0] == identity).all()
 

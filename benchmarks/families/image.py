@@ -91,13 +91,17 @@ class _Roi:
             device=self.lab.device,
         )
 
+    @property
+    def workspace(self) -> int:
+        """Of either direction."""
+        return max(self.plan(kind).workspace_size for kind in (bc.RoiAlignPlan, bc.RoiAlignBackwardPlan))
+
     def case(self, direction: str) -> Case:
         build = self.build_forward if direction == "fw" else self.build_backward
         kind = bc.RoiAlignPlan if direction == "fw" else bc.RoiAlignBackwardPlan
         name = str((*self.shape[:3], self.count, self.pooled, self.sampling_ratio))
         moved = self.plan(kind).cost.bytes
-        workspace = self.plan(bc.RoiAlignBackwardPlan).workspace_size
-        footprint = moved + math.prod(self.shape) * numpy_dtype(self.dtype).itemsize + workspace
+        footprint = moved + math.prod(self.shape) * numpy_dtype(self.dtype).itemsize + self.workspace
         return Case(f"roi_align {direction}", name, self.dtype, self.note, moved, build, footprint=footprint)
 
     def boxes(self, rng: np.random.Generator, count: int) -> np.ndarray[Any, Any]:
@@ -120,13 +124,12 @@ class _Roi:
                 return self.lab.array(array_shape, self.dtype, normal)
             return self.lab.array((n, h, w, c), self.dtype, normal).permute(0, 3, 1, 2)
 
-        workspace = self.plan(bc.RoiAlignBackwardPlan).workspace_size
         return _Maps(
             x=last(self.shape),
             y=last((self.count, self.shape[1], self.pooled, self.pooled)),
             rois=self.lab.array((self.count, 5), "float32", self.boxes),
             dx=last(self.shape),
-            workspace=self.lab.array((max(workspace, 1),), "uint8"),
+            workspace=self.lab.array((max(self.workspace, 1),), "uint8"),
         )
 
     def build_forward(self, count: int) -> Contenders:
@@ -134,10 +137,13 @@ class _Roi:
         plan = self.plan(bc.RoiAlignPlan)
         bound = [plan.bind(input=one.x.ours, rois=one.rois.ours, output=one.y.ours) for one in sets]
         return Contenders(
-            ours=[functools.partial(one.run, self.lab.stream) for one in bound],
+            ours=[
+                functools.partial(ready.run, self.lab.stream, one.workspace.ours)
+                for ready, one in zip(bound, sets, strict=True)
+            ],
             peers=self.peers(sets, self.torchvision_forward),
             verify=functools.partial(self.verify_forward, sets[-1]),
-            extra={"path": plan.path, "arch": plan.sku.arch},
+            extra={"path": plan.path, "arch": plan.sku.arch, "workspace": plan.workspace_size},
         )
 
     def build_backward(self, count: int) -> Contenders:

@@ -29,6 +29,22 @@ struct RoiAxis {
                      exact_divide(exact_multiply(place, bin), Real(grid)));
   }
 
+  // One at or before the first that lies at a position or beyond it.
+  BARACUDA_HD int32_t first_sample(int32_t b, Real from) const {
+    constexpr int32_t kFew = 8;
+    int32_t sample = 0;
+    int32_t end = grid > kFew ? grid : 0;
+    while (sample < end) {
+      const int32_t middle = (sample + end) / 2;
+      if (position(b, middle) >= from) {
+        end = middle;
+      } else {
+        sample = middle + 1;
+      }
+    }
+    return sample;
+  }
+
   // What a sample at a position gives a cell.
   BARACUDA_HD Real share(Real position, int32_t cell) const {
     if (!(position >= Real(-1) && position <= Real(cells))) return 0;
@@ -52,27 +68,41 @@ struct RoiAxis {
   }
 
   BARACUDA_HD Real weight(int32_t b, int32_t cell) const {
-    constexpr int32_t kFew = 8;
-    int32_t sample = 0;
-    if (grid > kFew) {
-      // The first sample that can reach the cell.
-      int32_t end = grid;
-      while (sample < end) {
-        const int32_t middle = (sample + end) / 2;
-        if (position(b, middle) >= Real(cell - 1)) {
-          end = middle;
-        } else {
-          sample = middle + 1;
-        }
-      }
-    }
     Real sum = 0;
-    for (; sample < grid; ++sample) {
+    for (int32_t sample = first_sample(b, Real(cell - 1)); sample < grid; ++sample) {
       const Real place = position(b, sample);
       if (place > Real(cell + 1)) break;
       sum += share(place, cell);
     }
     return sum;
+  }
+
+  // The cells of a bin that have a weight, in ascending order. Neighbouring samples mostly share them.
+  template <class Body>
+  BARACUDA_HD void each(int32_t b, const Body &body) const {
+    const int32_t last = cells - 1;
+    int32_t cell = -1;
+    Real here = 0;
+    Real next = 0;
+    for (int32_t sample = first_sample(b, Real(-1)); sample < grid; ++sample) {
+      const Real place = position(b, sample);
+      if (place < Real(-1)) continue;
+      if (!(place <= Real(cells))) break;
+      const bool inside = place > 0 && place < Real(last);
+      const int32_t before = inside ? int32_t(place) : place > 0 ? last : 0;
+      const Real beyond = inside ? place - Real(before) : Real(0);
+      if (before != cell) {
+        if (here != 0) body(cell, here);
+        if (before != cell + 1 && next != 0) body(cell + 1, next);
+        here = before == cell + 1 ? next : Real(0);
+        next = 0;
+        cell = before;
+      }
+      here += Real(1) - beyond;
+      next += beyond;
+    }
+    if (here != 0) body(cell, here);
+    if (next != 0) body(cell + 1, next);
   }
 
   // Bins lie beside each other, so that the reaches of all add up to little more than the axis: the
@@ -154,8 +184,8 @@ void roi_align_backward_cpu(const RoiAlignBackward &call);
 // Enqueue on the current device.
 void roi_align_cuda(const RoiAlignForward &call, Stream stream);
 void roi_align_backward_cuda(const RoiAlignBackward &call, Stream stream);
-// The access paths of row-major operands, and what they need. The forward can do without.
-const char *roi_align_path(const RoiAlignProblem &problem, DLDataType dtype, bool has_workspace);
+// The access paths of row-major operands, and what they need. The forward can do without, slowly.
+const char *roi_align_path(const RoiAlignProblem &problem, DLDataType dtype);
 size_t roi_align_workspace(const RoiAlignProblem &problem, DLDataType dtype);
 const char *roi_align_backward_path(const RoiAlignProblem &problem, DLDataType dtype);
 size_t roi_align_backward_workspace(const RoiAlignProblem &problem, DLDataType dtype);

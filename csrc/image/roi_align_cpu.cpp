@@ -27,14 +27,11 @@ struct Lists {
   Lists(const RoiAxis<Real> &axis, int32_t bins) {
     begin.push_back(0);
     for (int32_t b = 0; b < bins; ++b) {
-      const RoiCells cells = axis.reach(b);
-      for (int32_t cell = cells.first; cell < cells.first + cells.count; ++cell) {
-        const Real weight = axis.weight(b, cell);
-        if (weight == 0) continue;
+      axis.each(b, [&](int32_t cell, Real weight) {
         first = entries.empty() ? cell : std::min(first, cell);
         end = std::max(end, cell + 1);
         entries.push_back({cell, weight});
-      }
+      });
       begin.push_back(entries.size());
     }
   }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "image/roi_align_launch.cuh"
+#include "image/roi_align_backward.cuh"
+#include "image/roi_align_forward.cuh"
 
 namespace baracuda {
 

@@ -39,9 +39,8 @@ class RoiAlignPlan final : public RoiAlignBase {
     if constexpr (kWithCuda) {
       if (device().is_cuda()) {
         const size_t wanted = roi_align_workspace(align_, desc.dtype);
+        path_ = allows_workspace(wanted) ? roi_align_path(align_, desc.dtype) : "any";
         if (allows_workspace(wanted)) workspace_size_ = wanted;
-        path_ = roi_align_path(align_, desc.dtype, workspace_size_ > 0);
-        launches_only_ = workspace_size_ == 0;
       }
     }
   }

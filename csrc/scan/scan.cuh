@@ -329,7 +329,7 @@ __device__ __forceinline__ typename Op::Map fold(const Op &op, Common<Op> &commo
     A sum = Op::term(item(0), base);
 #pragma unroll
     for (int i = 1; i < kCount; ++i) sum += Op::term(item(i), base);
-    if (sum == sum) return {base, sum};
+    if (sum - sum == A(0)) return {base, sum};  // finite
     // Rare: elements are taken out of the registers for a loop that stays short.
     base = A(NAN);
     typename Op::Item items[kCount];
