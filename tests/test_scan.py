@@ -120,7 +120,11 @@ def bound_of(kind: str, x: np.ndarray, y: np.ndarray, axis: int, out: str, **fie
     u = compute_rounding(x.dtype.name)
     stored = ROUNDING[out] * np.abs(y) + SMALLEST[out]
     if kind == "cumsum":
-        magnitude, _ = reference.scan("cumsum", np.abs(x.astype(np.float64)), axis, **fields)
+        sizes = np.abs(x.astype(np.float64))
+        if fields.get("reverse"):
+            magnitude = np.flip(np.add.accumulate(np.flip(sizes, axis), axis), axis)
+        else:
+            magnitude = np.add.accumulate(sizes, axis)
         return carried(n, out) * magnitude + stored
     if kind == "cumprod":
         return carried(n, out) * np.abs(y) + stored
