@@ -170,7 +170,7 @@ class Lab(ABC):
 
     @abstractmethod
     def sample(self, contenders: Sequence[Contender]) -> None:
-        """Fills the samples of all, taking turns."""
+        """Fills the samples of all, taking turns. The last one is the copy."""
 
     def on_stream(self, framework: str) -> AbstractContextManager[Any]:
         """Makes the lab's stream the current one of a library."""

@@ -609,14 +609,17 @@ struct ExtremumGradientBasics : Basics<V, 1, A> {
   BARACUDA_HD Map identity() const { return {start(), 0}; }
   BARACUDA_HD V start() const { return carried<V>(A(0)); }
   BARACUDA_HD Map combine(const Map &l, const Map &r) const {
-    return {r.restarted ? r.sum : add(l.sum, r.sum), l.restarted | r.restarted};
+    return {either(r.restarted != 0, r.sum, add(l.sum, r.sum)), l.restarted | r.restarted};
   }
-  BARACUDA_HD V apply(const Map &map, V value) const { return map.restarted ? map.sum : add(value, map.sum); }
+  BARACUDA_HD V apply(const Map &map, V value) const {
+    return either(map.restarted != 0, map.sum, add(value, map.sum));
+  }
   BARACUDA_HD Map map_of(A dy, bool record) const { return {carried<V>(kExclusive || !record ? dy : A(0)), record}; }
   BARACUDA_HD V step_of(V value, A dy, bool record, Result &result) const {
     const V sum = add(value, dy);
-    result.out[0] = record ? rounded(kExclusive ? value : sum) : A(0);
-    return record ? carried<V>(kExclusive ? dy : A(0)) : sum;
+    const A shown = rounded(kExclusive ? value : sum);
+    result.out[0] = record ? shown : A(0);
+    return either(record, carried<V>(kExclusive ? dy : A(0)), sum);
   }
 };
 

@@ -81,6 +81,16 @@ BARACUDA_HD inline bool is_zero(A a) {
   return a == A(0);
 }
 
+// One of two numbers, without a branch.
+template <class A>
+BARACUDA_HD inline Twofold<A> either(bool first, Twofold<A> a, Twofold<A> b) {
+  return {first ? a.high : b.high, first ? a.low : b.low};
+}
+template <class A>
+BARACUDA_HD inline A either(bool first, A a, A b) {
+  return first ? a : b;
+}
+
 // A number as a V, which is A or twofold.
 template <class V, class A>
 BARACUDA_HD inline V carried(A a) {
