@@ -19,7 +19,8 @@ struct Tuning {
   static constexpr int kRun = kWidest == 8 ? 8 : kWidest == 2 ? 32 : 16;
   static constexpr int kRowBlocks = kInputs > 1 ? 2 : kRun == 32 ? 3 : 4;
   static constexpr int kLongWarps = Op::kBased && kInputs == 1 && kRun < 32 ? 16 : 8;
-  static constexpr int kLongBlocks = kInputs > 1 || kLongWarps == 16 ? 2 : Op::kBased ? 3 : 4;
+  static constexpr bool kLargeMap = sizeof(typename Op::Map) >= 16;
+  static constexpr int kLongBlocks = kInputs > 1 || kLongWarps == 16 || kLargeMap ? 2 : Op::kBased ? 3 : 4;
   // Narrow integers are many kinds of kernels for few uses, so theirs are small.
   static constexpr bool kSmall = std::is_same_v<typename Op::Acc, int64_t> && kWidest < 4;
   // Columns of a thread: eight bytes, but not more than four, and two where there are several inputs.
@@ -27,10 +28,9 @@ struct Tuning {
   static constexpr int kColumns = 8 / kWidest > kMostColumns ? kMostColumns : 8 / kWidest;
   static constexpr int kLines = kSmall ? 4 : kInputs < 3 ? 16 : 8;
   static constexpr int kColumnGroups = kInputs > 1 || Op::kBased ? 8 : 16;
-  static constexpr bool kLargeMaps = (kInputs == 2 && kWidest >= 4) || sizeof(typename Op::Map) >= 16;
-  static constexpr int kColumnBlocks = kColumnGroups == 16 || kLargeMaps             ? 2
-                                       : kWidest == 2 && kInputs != 2 && !Op::kHeavy ? 4
-                                                                                     : 3;
+  static constexpr int kColumnBlocks = kColumnGroups == 16 || kLargeMap || (kInputs == 2 && kWidest >= 4) ? 2
+                                       : kWidest == 2 && kInputs != 2 && !Op::kHeavy                      ? 4
+                                                                                                          : 3;
 };
 template <class Op>
 constexpr int kLongTile = Tuning<Op>::kLongWarps * Share<Op, Tuning<Op>::kRun>::kItems;
