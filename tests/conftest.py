@@ -17,6 +17,7 @@ import os
 import tempfile
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -116,6 +117,19 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]):
         report.outcome = "failed"
         report.longrepr = f"skipped, although --require-gpu was given: {report.longrepr}"
     return report
+
+
+# With pytest-xdist every worker collects everything: what one has counted is told by the session that runs them.
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workeroutput"):
+        counts = session.config.stash[NOT_RUN].items()
+        session.config.workeroutput["not_run"] = [[*reason, count] for reason, count in counts]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    for *reason, count in getattr(node, "workeroutput", {}).get("not_run", ()):
+        node.config.stash[NOT_RUN][tuple(reason)] = count
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
