@@ -236,7 +236,8 @@ cdef class TorchCall:
                 return prepared
             if len(self._memo) >= 256:
                 self.clear()
-            self._memo[question] = prepared
+            # Another thread may have been faster, and what `_recent` points to must stay.
+            prepared = <Prepared>self._memo.setdefault(question, prepared)
         self._recent[self._oldest] = <PyObject *>prepared
         self._oldest = (self._oldest + 1) % RECENT_CALLS
         return prepared
