@@ -200,6 +200,8 @@ PUBLIC: dict[str, Callable[..., Any]] = {
     "write_slice": lambda x, y, *_: bt.write_slice(x, y[:2, 1:2], ((0, 2), (3, 4))),
     "write_slice by slices": lambda x, y, *_: bt.write_slice(x, y[:, :2], [..., slice(1, 3)]),
     "write_slice_": lambda x, y, *_: bt.write_slice_(x.clone(), y[1:], (slice(1, None),)),
+    "dynamic_update_slice": lambda x, y, ids, _: bt.dynamic_update_slice(x, y[:, 1:3], ids[:2] + 1),
+    "dynamic_update_slice_": lambda x, y, ids, _: bt.dynamic_update_slice_(x.clone(), y[:2], ids[:2], bounds="clamp"),
 }
 
 

@@ -782,6 +782,16 @@ def write_slice_(dest: Tensor, source: Tensor, ranges: Any) -> Tensor:
     return dest
 
 
+def _update(name: str, dest: Tensor, source: Tensor, starts: Tensor, bounds: str) -> Any:
+    return calls[name](dest, _as_written(dest, source), starts, bounds)
+
+
+_update_slice, _update_slice_ = (
+    direct(name, functools.partial(_update, name), lambda *arguments: arguments)
+    for name in ("dynamic_update_slice", "dynamic_update_slice_")
+)
+
+
 def dynamic_update_slice(
     dest: Tensor, source: Tensor, starts: Tensor, *, bounds: Literal["drop", "clamp"] = "drop"
 ) -> Tensor:
@@ -797,7 +807,8 @@ def dynamic_update_slice(
     >>> bt.dynamic_update_slice(torch.zeros(4), torch.ones(2), torch.tensor([3])).tolist()
     [0.0, 0.0, 0.0, 1.0]
     """
-    result: Tensor = calls["dynamic_update_slice"](dest, _as_written(dest, source), starts, bounds)
+    call = functools.partial(_update, "dynamic_update_slice") if compiling() else _update_slice
+    result: Tensor = call(dest, source, starts, bounds)
     return result
 
 
@@ -810,7 +821,8 @@ def dynamic_update_slice_(
     >>> bt.dynamic_update_slice_(torch.zeros(4), torch.ones(2), torch.tensor([3]), bounds="clamp").tolist()
     [0.0, 0.0, 1.0, 1.0]
     """
-    calls["dynamic_update_slice_"](dest, _as_written(dest, source), starts, bounds)
+    call = functools.partial(_update, "dynamic_update_slice_") if compiling() else _update_slice_
+    call(dest, source, starts, bounds)
     return dest
 
 

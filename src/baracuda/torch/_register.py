@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +14,7 @@ from torch import Tensor
 from baracuda import _core
 from baracuda._base import cached_plan, clear_with_plans
 from baracuda._forms import FORMS, Form, Spec
+from baracuda._outputs import torch_maker
 from baracuda.errors import UnsupportedError
 
 __all__ = ["LIBRARY", "NAMES", "TAGS", "calls", "compiling", "direct", "operators"]
@@ -55,19 +55,6 @@ def _spec(tensor: Tensor | None) -> Spec | None:
     return None if tensor is None else Spec(tuple(tensor.shape), NAMES[tensor.dtype])
 
 
-def _maker(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> tuple[Callable[..., Tensor], Any]:
-    """A function and its arguments that make an undefined row-major tensor; torch.empty takes three times as long."""
-    fast = getattr(torch._C._dynamo.guards, f"_empty_strided_{device.type}", None)
-    # It knows no device but the current one.
-    if fast is not None and (device.type == "cpu" or torch.cuda.device_count() == 1):
-        steps = itertools.accumulate(reversed(shape[1:]), lambda step, extent: step * max(extent, 1), initial=1)
-        return fast, (shape, tuple(reversed(list(steps)))[-len(shape) :] if shape else (), dtype)
-    # What is like one element that is repeated has all of its elements.
-    with torch.inference_mode(False):
-        like = torch.empty((), dtype=dtype, device=device).expand(shape)
-    return torch.empty_like, (like,)
-
-
 def _prepare(form: Form, args: tuple[Any, ...]) -> tuple[Any, tuple[int, ...], Any]:
     """The plan of a call, where its operands are among the arguments and outputs, and how outputs are made."""
     count = len(form.arrays)
@@ -78,7 +65,7 @@ def _prepare(form: Form, args: tuple[Any, ...]) -> tuple[Any, tuple[int, ...], A
     place_of = {name: place for place, name in enumerate(form.arrays)}
     outputs: tuple[Any, ...] = ()
     if not form.overwritten:
-        outputs = tuple(_maker(tuple(spec.shape), _DTYPES[spec.dtype], device) for spec in described)
+        outputs = tuple(torch_maker(tuple(spec.shape), spec.dtype, device) for spec in described)
         place_of |= {name: count + place for place, name in enumerate(form.outputs)}
     return plan, tuple(place_of.get(operand.name, -1) for operand in plan.operands), outputs
 
