@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import subprocess
@@ -202,6 +203,13 @@ def test_default_integers_have_32_bits(device: str) -> None:
         [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True, timeout=120
     )
     assert done.stdout.split("\n")[-2] == "int32 int32 int32 int32 [0] 1"
+
+
+def test_empty_segments_keep_the_sign_of_zero(device: str) -> None:
+    data, ids = jnp.ones((1, 2)), jnp.zeros(1, int)
+    for zero in (0.0, -0.0, 0.0):
+        output = bj.segment_max(data, ids, 2, empty_value=zero)
+        assert jnp.signbit(output[1]).tolist() == [math.copysign(1, zero) < 0] * 2
 
 
 def test_errors_are_ours_and_come_early(device: str) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -58,6 +59,29 @@ print(sorted({name.partition(".")[0] for name in set(sys.modules) - before}))
     loaded = output_of("-c", AS_INSTALLED + program)
     for name in ("torch", "jax", "cupy", "cuda", "scipy"):
         assert f"'{name}'" not in loaded
+
+
+def test_case_F16_no_framework_is_linked() -> None:
+    program = """
+for name in ("torch", "jax", "jaxlib", "cupy"):
+    sys.modules[name] = None
+import numpy as np
+import baracuda as bc
+assert bc.cumsum(np.ones(3)).tolist() == [1, 2, 3]
+with open("/proc/self/maps") as maps:
+    print(sorted({line.split()[-1].rpartition("/")[2] for line in maps if ".so" in line}))
+"""
+    loaded = output_of("-c", AS_INSTALLED + program)
+    assert "'_core." in loaded
+    for name in ("libtorch", "libc10", "libjax", "libcudart"):
+        assert f"'{name}" not in loaded
+
+
+def test_case_F19_one_build_for_all_frameworks() -> None:
+    needed = {re.split(r"[^\w-]", text)[0] for text in importlib.metadata.requires("baracuda") or () if ";" not in text}
+    assert needed == {"numpy", "array-api-compat", "ml_dtypes"}
+    # The stable ABI of 3.11 lacks what calls are made of, so that 3.11 has a build of its own.
+    assert (".abi3." in bc._core.__file__) == (sys.version_info >= (3, 12))
 
 
 def test_the_device_count_never_fails() -> None:

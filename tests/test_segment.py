@@ -520,6 +520,13 @@ def test_empty_values(backend: Backend, dtype: str) -> None:
         assert_same_numbers(output[0], np.full(2, wanted).astype(kind))
 
 
+def test_empty_segments_keep_the_sign_of_zero(backend: Backend) -> None:
+    data = np.ones((1, 2), np.float32)
+    for zero in (0.0, -0.0, np.float32(0.0), np.float32(-0.0), 0):
+        got = bc.segment_max(backend.array(data), vector(backend, [0]), 2, empty_value=zero).numpy()
+        assert_same_bits(got[1], np.full(2, zero, np.float32))
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
 def test_product_gradients_neither_overflow_nor_underflow(backend: Backend, dtype: str) -> None:
     """The product of all is outside of the dtype's range, that of the others is not."""

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 import threading
@@ -19,6 +20,7 @@ from baracuda._forms import FORMS
 
 if support.missing("torch") is None:
     import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
 
     import baracuda.torch as bt
     from baracuda.torch import _register
@@ -176,6 +178,64 @@ def test_calls_past_the_dispatcher_give_the_same(name: str, device: str) -> None
             assert torch.equal(one, other)
 
 
+class _Watched(TorchDispatchMode if support.missing("torch") is None else object):
+    """Lets all calls through, and so keeps them to the dispatcher."""
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return function(*args, **(kwargs or {}))
+
+
+#: Of x and y, float32 [3, 5], ids [3] and offsets [4]: calls whose arguments are brought to those of an operator.
+PUBLIC: dict[str, Callable[..., Any]] = {
+    "cumsum": lambda x, *_: bt.cumsum(x, -1),
+    "cumsum of integers": lambda x, y, ids, offsets: bt.cumsum(offsets.int(), 0),
+    "cumsum to float32": lambda x, *_: bt.cumsum(x.half(), 0, dtype=torch.float32, reverse=True, exclusive=True),
+    "cumprod of a view": lambda x, *_: bt.cumprod(x.T[::2], 1),
+    "linear_recurrence": lambda x, y, *_: bt.linear_recurrence(x, y, 0, h0=y[0], reverse=True),
+    "segment_sum": lambda x, y, ids, _: bt.segment_sum(x, ids, 4),
+    "segment_mean of offsets": lambda x, y, ids, offsets: bt.segment_mean(x, offsets=offsets),
+    "segment_max of rank 3": lambda x, y, ids, _: bt.segment_max(x[:, None], ids, 2, ties="even", empty_value=3),
+    "segment_min": lambda x, y, ids, _: bt.segment_min(x, ids, 4, return_arg=True),
+    "segment_prod": lambda x, y, ids, _: bt.segment_prod(x, ids, 4, sorted=True),
+    "write_slice": lambda x, y, *_: bt.write_slice(x, y[:2, 1:2], ((0, 2), (3, 4))),
+    "write_slice by slices": lambda x, y, *_: bt.write_slice(x, y[:, :2], [..., slice(1, 3)]),
+    "write_slice_": lambda x, y, *_: bt.write_slice_(x.clone(), y[1:], (slice(1, None),)),
+    "dynamic_update_slice": lambda x, y, ids, _: bt.dynamic_update_slice(x, y[:, 1:3], ids[:2] + 1),
+    "dynamic_update_slice_": lambda x, y, ids, _: bt.dynamic_update_slice_(x.clone(), y[:2], ids[:2], bounds="clamp"),
+}
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_functions_past_the_dispatcher_give_the_same(name: str, device: str) -> None:
+    generator = torch.Generator().manual_seed(3)
+    x, y = (torch.randn(3, 5, generator=generator).to(device) for _ in range(2))
+    ids, offsets = torch.tensor([0, 2, 2], device=device), torch.tensor([0, 1, 1, 3], device=device)
+    kept = x.clone()
+    with _Watched():
+        expected = PUBLIC[name](x, y, ids, offsets)
+    # The second time finds what the first prepared.
+    for _ in range(2):
+        torch.testing.assert_close(PUBLIC[name](x, y, ids, offsets), expected, rtol=0, atol=0)
+    assert torch.equal(x, kept)
+
+
+def test_what_may_change_is_not_remembered(device: str) -> None:
+    x, start = torch.zeros(8, device=device), torch.tensor(1)
+    ranges: list[Any] = [(start, 3)]
+    bt.write_slice_(x, torch.ones(2, device=device), ranges)
+    bt.write_slice_(x, torch.ones(2, device=device), tuple(ranges))
+    start += 1
+    bt.write_slice_(x, torch.full((1,), 5.0, device=device), tuple(ranges))
+    ranges[0] = (6, 8)
+    bt.write_slice_(x, torch.full((2,), 7.0, device=device), ranges)
+    assert x.tolist() == [0, 1, 5, 0, 0, 0, 7, 7]
+
+
+def test_more_layouts_than_are_remembered(device: str) -> None:
+    for extent in (*range(1, 300), *range(1, 9)):
+        assert bt.cumsum(torch.ones(extent, device=device), 0)[-1].item() == extent
+
+
 # ---------------------------------------------------------------------------------------------------
 # Gradients.
 
@@ -328,6 +388,23 @@ def test_compile_has_no_graph_break(dynamic: bool, device: str) -> None:
 
 @COMPILES
 @pytest.mark.usefixtures("_fresh_compiler")
+def test_inductor(device: str) -> None:
+    # Of ours alone: what is torch's it would give to compilers of C++ and Triton, for half a minute.
+    def function(x: Any, ids: Any, cache: Any) -> Any:
+        sums = bt.segment_sum(bt.cumsum(x, 1), ids, 3)
+        bt.write_slice_(cache, sums, ((0, 3), (1, 6)))
+        return bt.logcumsumexp(sums, 0)
+
+    x, ids = torch.rand(6, 5, device=device), torch.tensor([0, 1, 1, 2, 2, 2], device=device)
+    caches = torch.zeros(2, 4, 8, device=device)
+    got = torch.compile(function, fullgraph=True, backend="inductor")(x, ids, caches[0])
+    assert torch.equal(got, function(x, ids, caches[1]))
+    assert torch.equal(caches[0], caches[1])
+    assert caches[0].any()
+
+
+@COMPILES
+@pytest.mark.usefixtures("_fresh_compiler")
 def test_compile_of_modules_and_writes(device: str) -> None:
     pool = bt.FractionalMaxPool2d(2, output_size=3, _random_samples=torch.rand(1, 2, 2, device=device))
 
@@ -356,7 +433,9 @@ def test_fake_tensors_need_no_kernel() -> None:
 
 def test_autocast(device: str) -> None:
     x = torch.randn(3, 5, device=device).to(torch.bfloat16)
-    assert bt.cumsum(x, 1).dtype == torch.bfloat16
+    for enabled, expected in ((False, torch.bfloat16), (True, torch.float32), (False, torch.bfloat16)):
+        with torch.autocast(device, torch.bfloat16, enabled=enabled):
+            assert bt.cumsum(x, 1).dtype == expected
     with torch.autocast(device, torch.bfloat16):
         assert bt.cumsum(x, 1).dtype == torch.float32
         assert bt.cumprod(x, 1).dtype == torch.float32
@@ -463,6 +542,13 @@ def test_segments_of_any_rank(device: str) -> None:
     assert data.grad[:, 0, 0].tolist() == [1, 0, 2, 1]
     even = bt.segment_min(data.detach() * 0, ids, 4, ties="even", return_arg=False)
     assert even[1].tolist() == [[0, 0]] * 3
+
+
+def test_empty_segments_keep_the_sign_of_zero(device: str) -> None:
+    data, ids = torch.ones(1, 2, device=device), torch.zeros(1, dtype=torch.int64, device=device)
+    for zero in (0.0, -0.0, 0.0):
+        output = bt.segment_max(data, ids, 2, empty_value=zero)
+        assert output[1].signbit().tolist() == [math.copysign(1, zero) < 0] * 2
 
 
 def test_float8_cache(device: str) -> None:

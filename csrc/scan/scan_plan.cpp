@@ -183,6 +183,7 @@ class ScanPlan final : public AxisPlan {
     }
     pass_ = pass_for(operation, dtype_, desc.indices ? index : out);
     workspace_size_ = pass_.workspace;
+    launches_only_ = workspace_size_ == 0;
 
     if (kind_ == BARACUDA_LINEAR_RECURRENCE) {
       operands_ = {{"a", Role::in, dtype_, shape_}, {"b", Role::in, dtype_, shape_}, {"h", Role::out, dtype_, shape_}};
@@ -292,6 +293,7 @@ class ScanBackwardPlan final : public AxisPlan {
     Workspace counter(nullptr);
     take(counter);
     workspace_size_ = counter.size();
+    launches_only_ = workspace_size_ == 0;
     cost_.bytes = bytes + (kind_ == BARACUDA_LINEAR_RECURRENCE ? 2 : 1) * bytes_of(dtype_) +
                   (has_h0_ ? 2 * storage_bytes(dtype_, rows_) : 0);
     cost_.operations = shape_.count() * (kind_ == BARACUDA_CUMSUM ? 1 : 3);

@@ -106,7 +106,7 @@ def _cached(cls: type[Plan], device: str, preference: PlanPreference | None, *fi
 
 def cached_plan(cls: type[Plan], device: str, preference: PlanPreference | None, **fields: Any) -> Plan:
     """The plan that the function forms share, selected at its first use. Fields must be hashable."""
-    return _cached(cls, device, preference, *fields, *fields.values())  # type: ignore[arg-type]
+    return _cached(cls, device, preference, *fields, *_core.distinct(tuple(fields.values())))  # type: ignore[arg-type]
 
 
 def plan_cache_info() -> Any:

@@ -8,8 +8,9 @@ from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from cpython.object cimport PyObject, PyTypeObject
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid, PyCapsule_New
 from cpython.ref cimport Py_DECREF, Py_INCREF
+from libc.math cimport signbit
 from libc.stdint cimport int32_t, int64_t, intptr_t, uint64_t, uintptr_t
-from libc.string cimport memcpy, memset
+from libc.string cimport memcmp, memcpy, memset
 
 from baracuda.capi cimport *
 

@@ -20,6 +20,38 @@ cdef void list_operators() noexcept:
 list_operators()
 
 
+class _MinusZero(float):
+    """-0.0, told apart from 0.0 in comparisons, so that descriptors and caches tell their problems apart."""
+
+    def __eq__(self, other):
+        return is_minus_zero(other)
+
+    def __ne__(self, other):
+        return not self == other
+
+    __hash__ = float.__hash__
+
+
+cdef inline bint is_minus_zero(object value):
+    cdef double number
+    if not isinstance(value, (float, np.floating)):
+        return False
+    number = value
+    return number == 0.0 and signbit(number)
+
+
+cpdef tuple distinct(tuple values):
+    """The values, such that those that differ compare as different."""
+    for value in values:
+        # Most are of these, and quickly told.
+        kind = type(value)
+        if kind is str or kind is int or kind is tuple or kind is bool or value is None:
+            continue
+        if is_minus_zero(value):
+            return tuple([_MinusZero(value) if is_minus_zero(value) else value for value in values])
+    return values
+
+
 cdef list choices_of(const baracuda_field *field):
     cdef list choices = []
     cdef size_t index = 0
@@ -77,7 +109,7 @@ cdef object normal(const baracuda_field *field, object value, str where):
     if value is None and field.kind == BARACUDA_FIELD_OPTIONAL_DOUBLE:
         return None
     try:
-        return float(value)
+        return distinct((float(value),))[0]
     except (TypeError, ValueError):
         raise _errors.InvalidProblemError(f"{where}: expected a number, got {value!r}") from None
 

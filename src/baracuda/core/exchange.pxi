@@ -24,6 +24,7 @@ cdef const DLPackExchangeAPI *_torch_api = NULL
 # The method and the attribute themselves, which saves their look-up in a class with hundreds of names.
 cdef object _torch_is_neg = None
 cdef object _torch_requires_grad = None
+cdef object _torch_contiguous = None
 cdef Getter _get_requires_grad = NULL
 # Set once torch has been looked at, whether or not it offers the exchange API.
 cdef bint _torch_known = False
@@ -31,7 +32,7 @@ cdef bint _torch_known = False
 
 cdef int look_for_torch() except -1:
     global _torch_tensor, _torch_parameter, _torch_api, _torch_is_neg, _torch_known
-    global _torch_requires_grad, _get_requires_grad
+    global _torch_requires_grad, _get_requires_grad, _torch_contiguous
     cdef const DLPackExchangeAPI *api
     torch = sys.modules.get("torch")
     if torch is None or not hasattr(torch, "nn"):
@@ -50,6 +51,7 @@ cdef int look_for_torch() except -1:
             descriptor = type(_torch_requires_grad)
             _get_requires_grad = <Getter>PyType_GetSlot(<PyTypeObject *>descriptor, Py_tp_descr_get)
             _torch_parameter = torch.nn.Parameter
+            _torch_contiguous = torch.contiguous_format
     _torch_known = True
     return 0
 
@@ -77,16 +79,20 @@ cdef int torch_refused(object value, str where) except -1:
     raise _errors.InvalidProblemError(f"{where}: torch can't export it")
 
 
-cdef int read_exchange_api(object value, Slot *slot, bint written, str where) except -1:
-    # The exchange skips the checks that torch's own __dlpack__ makes, so they come here.
+cdef inline int export_torch(object value, DLTensor *tensor, str where) except -1:
+    if (<RawExport>_torch_api.dltensor_from_py_object_no_sync)(<void *><PyObject *>value, tensor) != 0:
+        torch_refused(value, where)
+    return 0
+
+
+cdef inline int check_torch(object value, const DLTensor *tensor, bint written, str where) except -1:
+    """The exchange skips the checks that torch's own __dlpack__ makes."""
     if written and _get_requires_grad(<PyObject *>_torch_requires_grad, <PyObject *>value, <PyObject *>_torch_tensor):
         raise _errors.InvalidProblemError(
             f"{where}: is written, but requires grad; pass a tensor that doesn't, such as x.detach()")
-    if (<RawExport>_torch_api.dltensor_from_py_object_no_sync)(<void *><PyObject *>value, &slot.tensor) != 0:
-        torch_refused(value, where)
-    if may_be_negated(&slot.tensor) and _torch_is_neg(value):
+    if may_be_negated(tensor) and _torch_is_neg(value):
         raise _errors.InvalidProblemError(f"{where}: is a lazily negated view; call resolve_neg() first")
-    if slot.tensor.dtype.code == kDLComplex and value.is_conj():
+    if tensor.dtype.code == kDLComplex and value.is_conj():
         raise _errors.InvalidProblemError(f"{where}: is a lazily conjugated view; call resolve_conj() first")
     return 0
 
@@ -251,7 +257,8 @@ cdef object read_operand(object value, Slot *slot, bint written, DLDevice device
     slot.flags = 0
     slot.has_stream = False
     if has_exchange_api(kind):
-        read_exchange_api(value, slot, written, where)
+        export_torch(value, &slot.tensor, where)
+        check_torch(value, &slot.tensor, written, where)
         return None
     if kind is Tensor:
         own = <Tensor>value

@@ -1,6 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-# For baracuda.torch: an operator's call where torch's dispatcher has nothing to do. What is here in C takes as
-# long as torch's own operators take; in Python it would take twice as long.
+# For baracuda.torch: an operator's call where torch's dispatcher has nothing to do. What is here in C takes
+# less time than torch's own operators take; in Python it would take several times as much.
+
+
+cdef enum:
+    LAYOUT_SIZE = 16 + 8 * 8
+    RECENT_CALLS = 4
+
+
+cdef extern from "Python.h":
+    PyObject *PyTuple_GetItem(PyObject *values, Py_ssize_t place)
+    char *PyBytes_AsString(PyObject *value)
+    PyObject *borrowed_none "Py_None"
 
 
 cdef inline char *note_layout(char *at, const DLTensor *tensor) noexcept:
@@ -14,16 +25,42 @@ cdef inline char *note_layout(char *at, const DLTensor *tensor) noexcept:
     return at + 16 + tensor.ndim * sizeof(int64_t)
 
 
-cdef inline bint is_row_major(const DLTensor *tensor) noexcept:
-    cdef int64_t step = 1
-    cdef int axis
-    if tensor.strides == NULL:
+cdef bint stays_the_same(object value):
+    """Whether nobody can change what the value says, so that the same object is the same value."""
+    if type(value) is tuple:
+        for entry in <tuple>value:
+            if not stays_the_same(entry):
+                return False
         return True
-    for axis in range(tensor.ndim - 1, -1, -1):
-        if tensor.shape[axis] != 1 and tensor.strides[axis] != step:
+    if type(value) is slice:
+        return stays_the_same((value.start, value.stop, value.step))
+    return value is None or value is Ellipsis or type(value) in (int, bool, float, str) or (
+        type(value).__name__ == "dtype" and type(value).__module__ == "torch")
+
+
+@cython.final
+cdef class Prepared:
+    """What calls of one layout with the same settings come to."""
+
+    cdef bytes layout
+    cdef tuple settings
+    # None: only the dispatcher's way serves them.
+    cdef PlanCore plan
+    # For each slot of the plan the place of its tensor among arguments and outputs, or -1.
+    cdef int slots
+    cdef int[MAX_OPERANDS] places
+    # (function, arguments) that make each output.
+    cdef tuple outputs
+
+    cdef bint serves(self, PyObject *args, Py_ssize_t count, const char *layout, Py_ssize_t size) noexcept:
+        cdef Py_ssize_t place
+        cdef PyObject *settings = <PyObject *>self.settings
+        if size != len(self.layout) or memcmp(PyBytes_AsString(<PyObject *>self.layout), layout, size) != 0:
             return False
-        step *= tensor.shape[axis]
-    return True
+        for place in range(len(self.settings)):
+            if PyTuple_GetItem(settings, place) != PyTuple_GetItem(args, count + place):
+                return False
+        return True
 
 
 @cython.final
@@ -32,13 +69,14 @@ cdef class TorchCall:
 
     Args:
         count: how many of the arguments are tensors or None; they come first.
-        general: the same call through the dispatcher.
-        differentiated: the same call as a node of the graph; None: the dispatcher knows.
-        prepare: what makes (plan, places, outputs) of the arguments, outputs being (place of an argument that is
-            like it or -1, shape, dtype); see :meth:`PlanCore._run_slots`.
+        general: the same call in the general way, which ends at the dispatcher.
+        differentiated: the same call as a node of the graph; None: the general way makes it.
+        prepare: what makes (plan, places, outputs) of the arguments, outputs being (function, arguments) for each;
+            see :meth:`PlanCore._run_slots`. None: the general way serves these arguments.
         written: the arguments that are written in place.
+        copied: the arguments that are copied first; the copies are written to and returned.
         special: functions without arguments; where one of them gives what is neither None nor 0, the call is
-            the dispatcher's.
+            the general one.
     """
 
     cdef Py_ssize_t _count
@@ -46,14 +84,17 @@ cdef class TorchCall:
     cdef object _differentiated
     cdef object _prepare
     cdef tuple _written
+    cdef bint[MAX_OPERANDS] _copied
     cdef tuple _special
     cdef dict _memo
-    cdef object _empty
-    cdef object _empty_like
+    # Of the memo's values, borrowed.
+    cdef PyObject *_recent[RECENT_CALLS]
+    cdef int _oldest
+    cdef object _clone
     cdef object _grad_enabled
     cdef object _increment_version
 
-    def __init__(self, count, general, differentiated, prepare, written, special):
+    def __init__(self, count, general, differentiated, prepare, written, copied, special):
         torch = sys.modules["torch"]
         if not _torch_known:
             look_for_torch()
@@ -62,84 +103,156 @@ cdef class TorchCall:
         self._differentiated = differentiated
         self._prepare = prepare
         self._written = written
+        for place in copied:
+            self._copied[place] = True
         self._special = special
         self._memo = {}
-        self._empty = torch.empty
-        self._empty_like = torch.empty_like
+        self._clone = torch.clone
         self._grad_enabled = torch.is_grad_enabled
         # The public function only makes a tuple of a tensor.
         self._increment_version = torch._C._increment_version
 
     def clear(self):
         """Forgets the plans."""
+        memset(self._recent, 0, sizeof(self._recent))
         self._memo.clear()
 
     def __call__(self, *args):
         cdef Py_ssize_t place
         cdef bint differentiates = False
+        cdef PyObject *value
         for function in self._special:
             answer = function()
             if answer is not None and answer:
                 return self._general(*args)
         for place in range(self._count):
-            value = <object>(<tuple>args)[place]
-            if value is None:
+            value = PyTuple_GetItem(<PyObject *>args, place)
+            if value == borrowed_none:
                 continue
-            if not has_exchange_api(type(value)):
+            if not has_exchange_api(type(<object>value)):
                 return self._general(*args)
-            if _get_requires_grad(<PyObject *>_torch_requires_grad, <PyObject *>value, <PyObject *>_torch_tensor):
+            if _get_requires_grad(<PyObject *>_torch_requires_grad, value, <PyObject *>_torch_tensor):
                 differentiates = True
         if differentiates and self._grad_enabled():
             return self._general(*args) if self._differentiated is None else self._differentiated(None, *args)
         try:
-            return self.run(args)
+            result = self.run(args)
         except (_errors.BaracudaError, TypeError):
             # Nothing was written. The dispatcher resolves lazy views, knows devices that we don't, and has the
             # words for arguments of wrong types.
             return self._general(*args)
+        if result is NotImplemented:
+            return self._general(*args)
+        for place in self._written:
+            tensor = <object>PyTuple_GetItem(<PyObject *>args, place)
+            if not tensor.is_inference():
+                self._increment_version((tensor,))
+        return result
 
     cpdef object run(self, tuple args):
-        """Runs the plan, whether or not the tensors require grad. NotImplemented: they are not plain ones."""
-        cdef DLTensor tensors[MAX_OPERANDS]
-        cdef char key[MAX_OPERANDS * (16 + 8 * 8)]
-        cdef char *end = key
-        cdef Py_ssize_t place, like
-        cdef list values = list(args[:self._count])
+        """Runs the plan, whether or not the tensors require grad. NotImplemented: they are not plain ones, or only
+        the general way serves them."""
+        cdef DLTensor tensors[2 * MAX_OPERANDS]
+        cdef PyObject *values[2 * MAX_OPERANDS]
+        cdef DLTensor *pointers[MAX_OPERANDS]
+        cdef uint64_t flags[MAX_OPERANDS]
+        cdef char layout[MAX_OPERANDS * LAYOUT_SIZE]
+        cdef char *end = layout
+        cdef Py_ssize_t place
+        cdef int slot
+        cdef Prepared prepared
+        cdef PlanCore plan
+        cdef list made = []
+        cdef uintptr_t stream = 0
+        cdef void *current = NULL
+        cdef Workspace space
+        cdef baracuda_status status
         for place in range(self._count):
-            value = values[place]
-            if value is None:
+            values[place] = PyTuple_GetItem(<PyObject *>args, place)
+            if values[place] == borrowed_none:
                 (<int32_t *>end)[0] = -1
                 end += 16
                 continue
-            if not has_exchange_api(type(value)):
+            if not has_exchange_api(type(<object>values[place])):
                 return NotImplemented
-            if (<RawExport>_torch_api.dltensor_from_py_object_no_sync)(<void *><PyObject *>value, &tensors[place]) != 0:
-                torch_refused(value, "torch")
+            export_torch(<object>values[place], &tensors[place], "torch")
             if tensors[place].ndim > BARACUDA_MAX_RANK:
                 raise _errors.UnsupportedError(f"expected a rank of at most {BARACUDA_MAX_RANK}")
             end = note_layout(end, &tensors[place])
-        question = (key[:end - key], args[self._count:])
+        prepared = self._find(args, layout, end - layout)
+        plan = prepared.plan
+        if plan is None:
+            return NotImplemented
+        for place in range(self._count):
+            if self._copied[place]:
+                copy = self._clone(<object>values[place], memory_format=_torch_contiguous)
+                made.append(copy)
+                values[place] = <PyObject *>copy
+                export_torch(copy, &tensors[place], "torch")
+        place = self._count
+        for function, arguments in prepared.outputs:
+            output = function(*<tuple>arguments)
+            made.append(output)
+            values[place] = <PyObject *>output
+            export_torch(output, &tensors[place], "torch")
+            place += 1
+        for slot in range(plan._count):
+            flags[slot] = 0
+            place = prepared.places[slot] if slot < prepared.slots else -1
+            if place < 0:
+                pointers[slot] = NULL
+                continue
+            pointers[slot] = &tensors[place]
+            check_torch(<object>values[place], &tensors[place], plan._written[slot], <str>plan._where[slot])
+        if plan._device.device_type == kDLCUDA:
+            _torch_api.current_work_stream(kDLCUDA, plan._device.device_id, &current)
+            stream = same_default(<uintptr_t>current)
+        take_workspace(plan, None, stream, &space)
+        with nogil:
+            status = baracuda_plan_run(plan._plan, pointers, flags, plan._count, space.data, space.size,
+                                       <void *>stream)
+            if space.owned:
+                baracuda_free(plan._device, space.data, <void *>stream)
+        check(status)
+        if len(made) <= 1:
+            return made[0] if made else None
+        return tuple(made)
+
+    cdef Prepared _find(self, tuple args, const char *layout, Py_ssize_t size):
+        cdef Prepared prepared
+        cdef int index
+        for index in range(RECENT_CALLS):
+            if self._recent[index] != NULL:
+                prepared = <Prepared>self._recent[index]
+                if prepared.serves(<PyObject *>args, self._count, layout, size):
+                    return prepared
+        settings = args[self._count:]
+        question = (layout[:size], distinct(settings))
         prepared = self._memo.get(question)
         if prepared is None:
-            prepared = self._prepare(args)
+            prepared = self._make(args, settings)
+            prepared.layout = question[0]
+            if not stays_the_same(settings):
+                return prepared
             if len(self._memo) >= 256:
-                self._memo.clear()
-            self._memo[question] = prepared
-        plan, places, outputs = <tuple>prepared
-        if outputs is None:
-            for place in self._written:
-                if not values[place].is_inference():
-                    self._increment_version((values[place],))
-        else:
-            for like, shape, dtype in outputs:
-                if like >= 0 and is_row_major(&tensors[like]):
-                    value = self._empty_like(values[like])
-                else:
-                    value = self._empty(shape, dtype=dtype, device=values[0].device)
-                values.append(value)
-        values.append(None)
-        (<PlanCore>plan)._run_slots(values, places)
-        if outputs is None:
-            return None
-        count = len(<tuple>outputs)
-        return values[self._count] if count == 1 else tuple(values[self._count:self._count + count])
+                self.clear()
+            # Another thread may have been faster, and what `_recent` points to must stay.
+            prepared = <Prepared>self._memo.setdefault(question, prepared)
+        self._recent[self._oldest] = <PyObject *>prepared
+        self._oldest = (self._oldest + 1) % RECENT_CALLS
+        return prepared
+
+    cdef Prepared _make(self, tuple args, tuple settings):
+        cdef Prepared prepared = Prepared.__new__(Prepared)
+        cdef int slot = 0
+        prepared.settings = settings
+        answer = self._prepare(args)
+        if answer is not None:
+            prepared.plan, places, prepared.outputs = <tuple>answer
+            prepared.slots = len(<tuple>places)
+            for place in places:
+                # Operands that this problem has not.
+                absent = place < self._count and args[place] is None
+                prepared.places[slot] = -1 if place < 0 or absent else place
+                slot += 1
+        return prepared

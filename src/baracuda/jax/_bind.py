@@ -209,6 +209,7 @@ def call(name: str, *arrays: Any, **settings: Any) -> tuple[Any, ...]:
         if 0 <= settings["axis"] < rank:
             settings["axis"] -= rank
     present = tuple(array is not None for array in given)
-    function = _function(name, present, tuple(settings.items()))
+    values = _core.distinct(tuple(settings.values()))
+    function = _function(name, present, tuple(zip(settings, values, strict=True)))
     results: tuple[Any, ...] = function(*(array for array in given if array is not None))
     return results

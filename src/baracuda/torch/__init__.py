@@ -6,6 +6,7 @@ Importing this module needs PyTorch. Every function is an operator of ``torch.op
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -15,7 +16,7 @@ from torch import Tensor
 from baracuda._forms import sum_dtype
 from baracuda.errors import InvalidProblemError
 from baracuda.layout import _ranges
-from baracuda.torch._register import LIBRARY, NAMES, TAGS, calls, operators
+from baracuda.torch._register import LIBRARY, NAMES, TAGS, calls, compiling, direct, operators
 
 __all__ = [
     "Extremes",
@@ -86,14 +87,26 @@ def _widest(*tensors: Tensor | None) -> list[Tensor | None]:
 
 
 def _sum(kind: str, input: Tensor, dim: int, dtype: torch.dtype | None, reverse: bool, exclusive: bool) -> Tensor:  # noqa: A002
-    if dtype is not None:
-        name = NAMES[dtype]
-    elif input.dtype in _LOW and _under_autocast(input):
-        name = "float32"
-    else:
-        name = sum_dtype(NAMES[input.dtype])
-    result: Tensor = calls[kind](input, dim, reverse, exclusive, name)
+    if dtype is None and input.dtype in _LOW and _under_autocast(input):
+        dtype = torch.float32
+    result: Tensor = calls[kind](*_sum_arguments(input, dim, dtype, reverse, exclusive))
     return result
+
+
+def _sum_arguments(
+    input: Tensor,  # noqa: A002
+    dim: int,
+    dtype: torch.dtype | None,
+    reverse: bool,
+    exclusive: bool,
+) -> tuple[Any, ...]:
+    return input, dim, reverse, exclusive, sum_dtype(NAMES[input.dtype]) if dtype is None else NAMES[dtype]
+
+
+_cumsum, _cumprod = (
+    direct(kind, functools.partial(_sum, kind), _sum_arguments, (torch._C._is_any_autocast_enabled,))
+    for kind in ("cumsum", "cumprod")
+)
 
 
 def cumsum(
@@ -118,7 +131,9 @@ def cumsum(
     >>> bt.cumsum(torch.tensor([1.0, 2.0, 3.0]), 0, reverse=True).tolist()
     [6.0, 5.0, 3.0]
     """
-    return _sum("cumsum", input, dim, dtype, reverse, exclusive)
+    call = functools.partial(_sum, "cumsum") if compiling() else _cumsum
+    result: Tensor = call(input, dim, dtype, reverse, exclusive)
+    return result
 
 
 def cumprod(
@@ -137,7 +152,9 @@ def cumprod(
     >>> bt.cumprod(torch.tensor([1.0, 2.0, 3.0]), 0).tolist()
     [1.0, 2.0, 6.0]
     """
-    return _sum("cumprod", input, dim, dtype, reverse, exclusive)
+    call = functools.partial(_sum, "cumprod") if compiling() else _cumprod
+    result: Tensor = call(input, dim, dtype, reverse, exclusive)
+    return result
 
 
 def logcumsumexp(
@@ -202,6 +219,14 @@ def cummin(
     return Extremes(*calls["cummin_with_indices"](input, dim, reverse, exclusive, ties, "int64"))
 
 
+def _recurrence(a: Tensor, b: Tensor, h0: Tensor | None, dim: int, reverse: bool) -> Tensor:
+    result: Tensor = calls["linear_recurrence"](*_widest(a, b, h0), dim, reverse)
+    return result
+
+
+_direct_recurrence = direct("linear_recurrence", _recurrence, lambda *args: args)
+
+
 def linear_recurrence(
     a: Tensor, b: Tensor, dim: int = -1, *, h0: Tensor | None = None, reverse: bool = False
 ) -> Tensor:
@@ -218,7 +243,8 @@ def linear_recurrence(
     >>> bt.linear_recurrence(torch.tensor([2.0, 3.0, 5.0]), torch.ones(3)).tolist()
     [1.0, 4.0, 21.0]
     """
-    result: Tensor = calls["linear_recurrence"](*_widest(a, b, h0), dim, reverse)
+    call = _recurrence if compiling() else _direct_recurrence
+    result: Tensor = call(a, b, h0, dim, reverse)
     return result
 
 
@@ -230,12 +256,12 @@ def _segment(
     kind: str,
     data: Tensor,
     segment_ids: Tensor | None,
-    num_segments: int | None,
     offsets: Tensor | None,
+    num_segments: int | None,
     is_sorted: bool,
     ties: str,
     empty_value: float | None,
-    return_arg: bool = False,
+    return_arg: bool,
 ) -> Any:
     where = f"segment_{kind}"
     if (segment_ids is None) == (offsets is None):
@@ -256,6 +282,34 @@ def _segment(
     if data.dim() != 2:
         result = tuple(one.reshape(num_segments, *shape) for one in result)
     return tuple(result) if return_arg else result[0]
+
+
+def _segment_arguments(
+    data: Tensor,
+    segment_ids: Tensor | None,
+    offsets: Tensor | None,
+    num_segments: int | None,
+    is_sorted: bool,
+    ties: str,
+    empty_value: float | None,
+    return_arg: bool,
+) -> tuple[Any, ...] | None:
+    """Of the operator where there is nothing to reshape."""
+    if data.dim() != 2 or return_arg or (segment_ids is None) == (offsets is None):
+        return None
+    if offsets is not None:
+        return data, None, offsets, offsets.shape[0] - 1, "offsets", ties, empty_value
+    return data, segment_ids, None, num_segments, "sorted" if is_sorted else "unsorted", ties, empty_value
+
+
+_direct_segment = {
+    kind: direct(f"segment_{kind}", functools.partial(_segment, kind), _segment_arguments)
+    for kind in ("sum", "mean", "max", "min", "prod")
+}
+
+
+def _segments(kind: str) -> Any:
+    return functools.partial(_segment, kind) if compiling() else _direct_segment[kind]
 
 
 def segment_sum(
@@ -284,7 +338,8 @@ def segment_sum(
     >>> bt.segment_sum(torch.tensor([1.0, 2.0, 4.0]), torch.tensor([0, 2, 2]), 3).tolist()
     [1.0, 0.0, 6.0]
     """
-    result: Tensor = _segment("sum", data, segment_ids, num_segments, offsets, sorted, "first", empty_value)
+    call = _segments("sum")
+    result: Tensor = call(data, segment_ids, offsets, num_segments, sorted, "first", empty_value, False)
     return result
 
 
@@ -303,7 +358,8 @@ def segment_mean(
     >>> bt.segment_mean(torch.tensor([1.0, 2.0, 4.0]), torch.tensor([0, 2, 2]), 3).tolist()
     [1.0, 0.0, 3.0]
     """
-    result: Tensor = _segment("mean", data, segment_ids, num_segments, offsets, sorted, "first", empty_value)
+    call = _segments("mean")
+    result: Tensor = call(data, segment_ids, offsets, num_segments, sorted, "first", empty_value, False)
     return result
 
 
@@ -330,7 +386,7 @@ def segment_max(
     >>> bt.segment_max(torch.tensor([1.0, 2.0, 4.0]), torch.tensor([0, 2, 2]), 3).tolist()
     [1.0, -inf, 4.0]
     """
-    return _segment("max", data, segment_ids, num_segments, offsets, sorted, ties, empty_value, return_arg)
+    return _segments("max")(data, segment_ids, offsets, num_segments, sorted, ties, empty_value, return_arg)
 
 
 def segment_min(
@@ -352,7 +408,7 @@ def segment_min(
     >>> bt.segment_min(torch.tensor([1.0, 2.0, 4.0]), torch.tensor([0, 2, 2]), 3).tolist()
     [1.0, inf, 2.0]
     """
-    return _segment("min", data, segment_ids, num_segments, offsets, sorted, ties, empty_value, return_arg)
+    return _segments("min")(data, segment_ids, offsets, num_segments, sorted, ties, empty_value, return_arg)
 
 
 def segment_prod(
@@ -370,7 +426,8 @@ def segment_prod(
     >>> bt.segment_prod(torch.tensor([1.0, 2.0, 4.0]), torch.tensor([0, 2, 2]), 3).tolist()
     [1.0, 1.0, 8.0]
     """
-    result: Tensor = _segment("prod", data, segment_ids, num_segments, offsets, sorted, "first", empty_value)
+    call = _segments("prod")
+    result: Tensor = call(data, segment_ids, offsets, num_segments, sorted, "first", empty_value, False)
     return result
 
 
@@ -681,9 +738,18 @@ def _as_written(dest: Tensor, source: Tensor) -> Tensor:
 
 
 def _write(name: str, dest: Tensor, source: Tensor, ranges: Any) -> Any:
+    return calls[name](*_write_arguments(dest, _as_written(dest, source), ranges))
+
+
+def _write_arguments(dest: Tensor, source: Tensor, ranges: Any) -> tuple[Any, ...]:
     pairs = _ranges(ranges, tuple(dest.shape))
     start, end = zip(*pairs, strict=True) if pairs else ((), ())
-    return calls[name](dest, _as_written(dest, source), start, end)
+    return dest, source, start, end
+
+
+_write_slice, _write_slice_ = (
+    direct(name, functools.partial(_write, name), _write_arguments) for name in ("write_slice", "write_slice_")
+)
 
 
 def write_slice(dest: Tensor, source: Tensor, ranges: Any) -> Tensor:
@@ -698,7 +764,8 @@ def write_slice(dest: Tensor, source: Tensor, ranges: Any) -> Tensor:
     >>> bt.write_slice(torch.zeros(4), torch.ones(2), (1, 3)).tolist()
     [0.0, 1.0, 1.0, 0.0]
     """
-    result: Tensor = _write("write_slice", dest, source, ranges)
+    call = functools.partial(_write, "write_slice") if compiling() else _write_slice
+    result: Tensor = call(dest, source, ranges)
     return result
 
 
@@ -710,8 +777,19 @@ def write_slice_(dest: Tensor, source: Tensor, ranges: Any) -> Tensor:
     >>> bt.write_slice_(x, torch.ones(2), (1, 3)) is x
     True
     """
-    _write("write_slice_", dest, source, ranges)
+    call = functools.partial(_write, "write_slice_") if compiling() else _write_slice_
+    call(dest, source, ranges)
     return dest
+
+
+def _update(name: str, dest: Tensor, source: Tensor, starts: Tensor, bounds: str) -> Any:
+    return calls[name](dest, _as_written(dest, source), starts, bounds)
+
+
+_update_slice, _update_slice_ = (
+    direct(name, functools.partial(_update, name), lambda *arguments: arguments)
+    for name in ("dynamic_update_slice", "dynamic_update_slice_")
+)
 
 
 def dynamic_update_slice(
@@ -729,7 +807,8 @@ def dynamic_update_slice(
     >>> bt.dynamic_update_slice(torch.zeros(4), torch.ones(2), torch.tensor([3])).tolist()
     [0.0, 0.0, 0.0, 1.0]
     """
-    result: Tensor = calls["dynamic_update_slice"](dest, _as_written(dest, source), starts, bounds)
+    call = functools.partial(_update, "dynamic_update_slice") if compiling() else _update_slice
+    result: Tensor = call(dest, source, starts, bounds)
     return result
 
 
@@ -742,7 +821,8 @@ def dynamic_update_slice_(
     >>> bt.dynamic_update_slice_(torch.zeros(4), torch.ones(2), torch.tensor([3]), bounds="clamp").tolist()
     [0.0, 0.0, 1.0, 1.0]
     """
-    calls["dynamic_update_slice_"](dest, _as_written(dest, source), starts, bounds)
+    call = functools.partial(_update, "dynamic_update_slice_") if compiling() else _update_slice_
+    call(dest, source, starts, bounds)
     return dest
 
 

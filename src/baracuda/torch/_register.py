@@ -14,9 +14,13 @@ from torch import Tensor
 from baracuda import _core
 from baracuda._base import cached_plan, clear_with_plans
 from baracuda._forms import FORMS, Form, Spec
+from baracuda._outputs import torch_maker
 from baracuda.errors import UnsupportedError
 
-__all__ = ["LIBRARY", "NAMES", "TAGS", "calls", "operators"]
+__all__ = ["LIBRARY", "NAMES", "TAGS", "calls", "compiling", "direct", "operators"]
+
+#: Whether the compiler reads the code instead of running it. All else that traces is a mode or a transform.
+compiling = torch.compiler.is_dynamo_compiling
 
 # torch.library.custom_op and register_autograd give the same from decorators. Their wrappers cost a call four
 # times as much as all of what is here.
@@ -59,49 +63,35 @@ def _prepare(form: Form, args: tuple[Any, ...]) -> tuple[Any, tuple[int, ...], A
     device = next(tensor.device for tensor in args[:count] if tensor is not None)
     plan = cached_plan(form.plan, str(device), None, **fields)
     place_of = {name: place for place, name in enumerate(form.arrays)}
-    outputs = None
+    outputs: tuple[Any, ...] = ()
     if not form.overwritten:
-        known = list(specs.values())
-        outputs = tuple(
-            (known.index(spec) if spec in known else -1, spec.shape, _DTYPES[spec.dtype]) for spec in described
-        )
+        outputs = tuple(torch_maker(tuple(spec.shape), spec.dtype, device) for spec in described)
         place_of |= {name: count + place for place, name in enumerate(form.outputs)}
-    # A last None stands for operands that this problem has not.
-    absent = count + len(outputs or ())
-    return plan, tuple(place_of.get(operand.name, absent) for operand in plan.operands), outputs
+    return plan, tuple(place_of.get(operand.name, -1) for operand in plan.operands), outputs
 
 
-def _kernel(form: Form, in_place: bool, fast: Any) -> Callable[..., Any]:
+def _kernel(form: Form, copied: tuple[int, ...], fast: Any) -> Callable[..., Any]:
     """What the dispatcher calls with tensors of a device that the library knows."""
     count = len(form.arrays)
-    copied = () if in_place else tuple(form.arrays.index(name) for name in form.overwritten)
     lists = "ints" in form.settings.values()
 
     def kernel(*args: Any) -> Any:
         if lists:
             args = tuple(tuple(value) if type(value) is list else value for value in args)
-        made = []
-        if copied:
-            values = list(args)
-            for place in copied:
-                values[place] = values[place].clone(memory_format=torch.contiguous_format)
-                made.append(values[place])
-            args = tuple(values)
         result = fast.run(args)
-        if result is NotImplemented:
-            # Subclasses, and all tensors of a torch without the exchange API.
-            plain = (tensor if tensor is None else tensor.detach().as_subclass(Tensor) for tensor in args[:count])
-            args = (*plain, *args[count:])
-            plan, places, outputs = _prepare(form, args)
-            fresh = [
-                torch.empty(shape, dtype=dtype, device=next(tensor.device for tensor in args if tensor is not None))
-                for _, shape, dtype in outputs or ()
-            ]
-            plan._run_slots([*args[:count], *fresh, None], places)
-            result = None if not fresh else fresh[0] if len(fresh) == 1 else tuple(fresh)
-        if copied:
-            return made[0] if len(made) == 1 else tuple(made)
-        return result
+        if result is not NotImplemented:
+            return result
+        # Subclasses, and all tensors of a torch without the exchange API.
+        values: list[Any] = [
+            tensor if tensor is None else tensor.detach().as_subclass(Tensor) for tensor in args[:count]
+        ]
+        for place in copied:
+            values[place] = values[place].clone(memory_format=torch.contiguous_format)
+        plan, places, outputs = _prepare(form, (*values, *args[count:]))
+        made = [function(*arguments) for function, arguments in outputs]
+        plan._run_slots([*values, *made, None], places)
+        made += [values[place] for place in copied]
+        return None if not made else made[0] if len(made) == 1 else tuple(made)
 
     return kernel
 
@@ -302,11 +292,44 @@ def _schema(form: Form, in_place: bool) -> str:
     return f"{form.name}{'_' if in_place else ''}({', '.join(arguments)}) -> {returns}"
 
 
+_SPECIAL = (
+    torch._C._len_torch_dispatch_stack,
+    torch._C._len_torch_function_stack,
+    torch._C._functorch.peek_interpreter_stack,
+    torch._C._get_tracing_state,
+)
+
+
+def direct(
+    name: str, general: Callable[..., Any], arguments: Callable[..., Any], special: tuple[Callable[[], Any], ...] = ()
+) -> Any:
+    """`general` straight to the plan, where the dispatcher has nothing to do.
+
+    Args:
+        name: of the operator that `general` comes to.
+        general: takes the operator's tensors, and then settings of its own.
+        arguments: the operator's arguments of those of `general`, or None where only `general` serves. It is asked
+            once for each layout of the tensors and their settings, so no tensor's elements may matter.
+        special: what else gives neither None nor 0 where only `general` serves.
+    """
+    form = FORMS[name.removesuffix("_")]
+
+    def prepare(args: tuple[Any, ...]) -> Any:
+        found = arguments(*args)
+        return None if found is None else _prepare(form, found)
+
+    places = tuple(form.arrays.index(array) for array in form.overwritten)
+    written, copied = (places, ()) if name.endswith("_") else ((), places)
+    fast = _core.TorchCall(len(form.arrays), general, None, prepare, written, copied, _SPECIAL + special)
+    clear_with_plans.append(fast.clear)
+    return fast
+
+
 def _register(form: Form, in_place: bool = False) -> None:
     name = f"{form.name}_" if in_place else form.name
     LIBRARY.define(_schema(form, in_place), tags=TAGS)
     operator = getattr(torch.ops.baracuda, name).default
-    compiling, transforms = torch.compiler.is_compiling, torch._C._functorch.peek_interpreter_stack
+    transforms = torch._C._functorch.peek_interpreter_stack
     node: Any = None
     transformed: Any = None
 
@@ -318,19 +341,14 @@ def _register(form: Form, in_place: bool = False) -> None:
     def differentiated(*args: Any) -> Any:
         return node.apply(*args)
 
-    special = (
-        torch._C._len_torch_dispatch_stack,
-        torch._C._len_torch_function_stack,
-        transforms,
-        torch._C._get_tracing_state,
-    )
     written = tuple(form.arrays.index(name) for name in form.overwritten)
+    copied = () if in_place else written
     fast = _core.TorchCall(
-        len(form.arrays), general, None if in_place else differentiated, functools.partial(_prepare, form), written,
-        special,
+        len(form.arrays), general, None if in_place else differentiated, functools.partial(_prepare, form),
+        written if in_place else (), copied, _SPECIAL,
     )  # fmt: skip
     clear_with_plans.append(fast.clear)
-    kernel = _kernel(form, in_place, fast)
+    kernel = _kernel(form, copied, fast)
     for key in ("CPU", "CUDA"):
         LIBRARY.impl(name, kernel, key)
     if in_place:
@@ -341,11 +359,9 @@ def _register(form: Form, in_place: bool = False) -> None:
         autograd, node, transformed = _autograd(form, operator, kernel)
         LIBRARY.impl(name, autograd, "Autograd", with_keyset=True)
         torch.library.register_fake(f"baracuda::{name}", _fake(form), lib=LIBRARY)
-    # A pure function of what is written copies first.
-    eager: Callable[..., Any] = general if form.overwritten and not in_place else fast
 
     def call(*args: Any) -> Any:
-        return operator(*args) if compiling() else eager(*args)
+        return operator(*args) if compiling() else fast(*args)
 
     operators[name] = operator
     calls[name] = call
