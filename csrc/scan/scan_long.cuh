@@ -31,27 +31,39 @@ __device__ __forceinline__ void publish(uint64_t *to, const V &value, uint32_t m
 #pragma unroll
   for (int i = 0; i < Words<V>::count; ++i) put_word(to + i, words.word[i], mark);
 }
+// What was read where a value is to come.
 template <class V>
-__device__ __forceinline__ bool receive(const uint64_t *from, V &value, uint32_t mark) {
-  Words<V> words;
-  bool ready = true;
+struct Letter {
+  static constexpr int kWords = Words<V>::count;
+  uint64_t word[kWords];
+
+  __device__ __forceinline__ void read(const uint64_t *from) {
 #pragma unroll
-  for (int i = 0; i < Words<V>::count; ++i) {
-    const uint64_t word = get_word(from + i);
-    ready = ready && uint32_t(word >> 32) == mark;
-    words.word[i] = uint32_t(word);
+    for (int i = 0; i < kWords; ++i) word[i] = get_word(from + i);
   }
-  value = from_words<V>(words);
-  return ready;
-}
+  __device__ __forceinline__ bool came(uint32_t mark) const {
+    bool ready = true;
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) ready = ready && uint32_t(word[i] >> 32) == mark;
+    return ready;
+  }
+  __device__ __forceinline__ V value() const {
+    Words<V> words;
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) words.word[i] = uint32_t(word[i]);
+    return from_words<V>(words);
+  }
+};
 template <class V>
 __device__ __forceinline__ V await(const uint64_t *from, uint32_t mark) {
-  V value;
-  while (!receive(from, value, mark)) __nanosleep(20);
-  return value;
+  Letter<V> letter;
+  for (;;) {
+    letter.read(from);
+    if (letter.came(mark)) return letter.value();
+  }
 }
 
-constexpr int kScannerTiles = 4;  // of a lane
+constexpr int kDefaultScannerTiles = 4;  // of a lane
 constexpr uint32_t kReady = 1;
 
 struct LongTiles {
@@ -62,90 +74,99 @@ struct LongTiles {
   uint64_t *prefixes;
 };
 
-template <class Op>
+template <int kScannerTiles = kDefaultScannerTiles, class Op>
 __device__ __forceinline__ void scanner(const Op &op, const LongTiles &tiles, int lane) {
   using Map = typename Op::Map;
   using Value = typename Op::Value;
   constexpr size_t kMapWords = Words<Map>::count;
   constexpr size_t kValueWords = Words<Value>::count;
   constexpr uint32_t kBatch = kWarp * kScannerTiles;
+  Letter<Map> letters[kScannerTiles];
+  Map map[kScannerTiles];
+  bool have[kScannerTiles];
+  bool head[kScannerTiles];  // a row begins here
+  uint32_t base = 0;
+  uint32_t published = 0;
   Value carry = op.start();
-  for (uint32_t base = 0; base < tiles.total; base += kBatch) {
-    const uint32_t count = min(kBatch, tiles.total - base);
-    Map map[kScannerTiles];
-    bool have[kScannerTiles];
-    bool head[kScannerTiles];  // a row begins here
+  const auto expect = [&] {
 #pragma unroll
     for (int q = 0; q < kScannerTiles; ++q) {
       have[q] = false;
       head[q] = (base + lane * kScannerTiles + q) % tiles.per_row == 0;
       map[q] = op.identity();
     }
-    uint32_t published = 0;
-    while (published < count) {
-      int leading = 0;
-      Map got[kScannerTiles];
-      bool ready[kScannerTiles];
+  };
+  const auto read = [&](uint32_t first, bool all) {
 #pragma unroll
-      for (int q = 0; q < kScannerTiles; ++q) {
-        const uint32_t index = lane * kScannerTiles + q;
-        ready[q] = false;
-        if (!have[q] && index < count)
-          ready[q] = receive(tiles.aggregates + (base + index) * kMapWords, got[q], kReady);
-      }
+    for (int q = 0; q < kScannerTiles; ++q) {
+      const uint32_t tile = first + lane * kScannerTiles + q;
+      if ((all || !have[q]) && tile < tiles.total) letters[q].read(tiles.aggregates + tile * kMapWords);
+    }
+  };
+  expect();
+  read(base, true);
+  for (;;) {
+    const uint32_t count = min(kBatch, tiles.total - base);
+    int leading = 0;
 #pragma unroll
-      for (int q = 0; q < kScannerTiles; ++q) {
-        if (ready[q]) {
-          map[q] = got[q];
-          have[q] = true;
-        }
-        if (have[q] && leading == q) leading = q + 1;
+    for (int q = 0; q < kScannerTiles; ++q) {
+      if (!have[q] && lane * kScannerTiles + q < count && letters[q].came(kReady)) {
+        map[q] = letters[q].value();
+        have[q] = true;
       }
-      const uint32_t full = __ballot_sync(kAll, leading == kScannerTiles);
-      const int lanes = full == kAll ? kWarp : __ffs(int(~full)) - 1;
-      const int rest = __shfl_sync(kAll, leading, lanes & (kWarp - 1));
-      const uint32_t reached = lanes == kWarp ? kBatch : uint32_t(lanes * kScannerTiles + rest);
-      if (reached <= published) continue;
-      // Tiles that aren't reached count as the identity; what comes before them doesn't change.
-      Map folded = op.identity();
-      uint32_t restarted = 0;
+      if (have[q] && leading == q) leading = q + 1;
+    }
+    const uint32_t full = __ballot_sync(kAll, leading == kScannerTiles);
+    const int lanes = full == kAll ? kWarp : __ffs(int(~full)) - 1;
+    const int rest = __shfl_sync(kAll, leading, lanes & (kWarp - 1));
+    const uint32_t reached = lanes == kWarp ? kBatch : uint32_t(lanes * kScannerTiles + rest);
+    // The next letters are on their way while these are answered.
+    const bool done = reached == count;
+    read(done ? base + kBatch : base, done);
+    if (reached <= published) continue;
+    // Tiles that aren't reached count as the identity; what comes before them doesn't change.
+    Map folded = op.identity();
+    uint32_t restarted = 0;
 #pragma unroll
-      for (int q = 0; q < kScannerTiles; ++q) {
-        if (lane * kScannerTiles + q >= reached) continue;
-        folded = head[q] ? map[q] : op.combine(folded, map[q]);
-        restarted |= head[q];
-      }
+    for (int q = 0; q < kScannerTiles; ++q) {
+      if (lane * kScannerTiles + q >= reached) continue;
+      folded = head[q] ? map[q] : op.combine(folded, map[q]);
+      restarted |= head[q];
+    }
 #pragma unroll
-      for (int distance = 1; distance < kWarp; distance *= 2) {
-        const Map left = shuffle_up(folded, distance);
-        const uint32_t left_restarted = __shfl_up_sync(kAll, restarted, distance);
-        if (lane >= distance) {
-          if (!restarted) folded = op.combine(left, folded);
-          restarted |= left_restarted;
-        }
+    for (int distance = 1; distance < kWarp; distance *= 2) {
+      const Map left = shuffle_up(folded, distance);
+      const uint32_t left_restarted = __shfl_up_sync(kAll, restarted, distance);
+      if (lane >= distance) {
+        if (!restarted) folded = op.combine(left, folded);
+        restarted |= left_restarted;
       }
-      Map before = shuffle_up(folded, 1);
-      uint32_t before_restarted = __shfl_up_sync(kAll, restarted, 1);
-      if (lane == 0) {
-        before = op.identity();
-        before_restarted = 0;
-      }
+    }
+    Map before = shuffle_up(folded, 1);
+    uint32_t before_restarted = __shfl_up_sync(kAll, restarted, 1);
+    if (lane == 0) {
+      before = op.identity();
+      before_restarted = 0;
+    }
 #pragma unroll
-      for (int q = 0; q < kScannerTiles; ++q) {
-        const uint32_t index = lane * kScannerTiles + q;
-        if (index >= reached) continue;
-        if (index >= published && !head[q])
-          publish(tiles.prefixes + (base + index) * kValueWords,
-                  Value(op.apply(before, before_restarted ? op.start() : carry)), kReady);
-        before = head[q] ? map[q] : op.combine(before, map[q]);
-        before_restarted |= head[q];
-      }
-      published = reached;
-      if (published == count) {
-        const Map all = shuffle(folded, kWarp - 1);
-        const uint32_t all_restarted = __shfl_sync(kAll, restarted, kWarp - 1);
-        carry = op.apply(all, all_restarted ? op.start() : carry);
-      }
+    for (int q = 0; q < kScannerTiles; ++q) {
+      const uint32_t index = lane * kScannerTiles + q;
+      if (index >= reached) continue;
+      if (index >= published && !head[q])
+        publish(tiles.prefixes + (base + index) * kValueWords,
+                Value(op.apply(before, before_restarted ? op.start() : carry)), kReady);
+      before = head[q] ? map[q] : op.combine(before, map[q]);
+      before_restarted |= head[q];
+    }
+    published = reached;
+    if (done) {
+      const Map all = shuffle(folded, kWarp - 1);
+      const uint32_t all_restarted = __shfl_sync(kAll, restarted, kWarp - 1);
+      carry = op.apply(all, all_restarted ? op.start() : carry);
+      published = 0;
+      base += kBatch;
+      if (base >= tiles.total) return;
+      expect();
     }
   }
 }
@@ -166,7 +187,6 @@ __global__ void __launch_bounds__(kWarps *kWarp, kBlocks)
   using Value = typename Op::Value;
   using Tile = Share<Op, kRun>;
   using Rows = typename Tile::Rows;
-  constexpr int kShift = std::bit_width(unsigned(Tile::kItems)) - 1;
   extern __shared__ __align__(16) std::byte stages[];
   __shared__ Map totals[kWarps];
   __shared__ Value prefix;
@@ -183,10 +203,11 @@ __global__ void __launch_bounds__(kWarps *kWarp, kBlocks)
   const auto row_of = [&](uint32_t tile) { return int64_t(tile / tiles.per_row); };
   const auto place_of = [&](uint32_t tile) { return tile % tiles.per_row; };
   const auto slots_of = [&](uint32_t tile) {
-    return Slots(g, row_of(tile), (int64_t(place_of(tile)) * kWarps + warp) * Tile::kItems, kShift, Tile::kItems);
+    return Tile::one_row(g, row_of(tile), (int64_t(place_of(tile)) * kWarps + warp) * Tile::kItems);
   };
   Tile held;
-  Map before = op.identity();  // the lane's run, within the held tile
+  Map before = op.identity();  // the lane's run, within the warp's share of the held tile
+  Map left = op.identity();    // of that share, within the tile
   uint32_t held_tile = tiles.total;
   for (;;) {
     // A ticket is drawn as late as can be: whoever draws a later one waits for this tile's aggregate.
@@ -196,6 +217,7 @@ __global__ void __launch_bounds__(kWarps *kWarp, kBlocks)
     if (!more && !holds) return;
     Tile next;
     Map next_before = op.identity();
+    Map next_left = op.identity();
     if (more) {
       const Slots slots = slots_of(tile);
       Rows rows;
@@ -212,8 +234,8 @@ __global__ void __launch_bounds__(kWarps *kWarp, kBlocks)
       if (warp == 0 && lane == kWarps - 1)
         publish(tiles.aggregates + size_t(tile) * Words<Map>::count,
                 place_of(tile) == 0 ? with_initial(op, g, others, row_of(tile)) : others, kReady);
-      const Map left = shuffle(others, warp > 0 ? warp - 1 : 0);
-      if (warp > 0) next_before = op.combine(left, next_before);
+      const Map earlier = shuffle(others, warp > 0 ? warp - 1 : 0);
+      if (warp > 0) next_left = earlier;
     }
     if (holds && threadIdx.x == kWarp)
       prefix = place_of(held_tile) == 0
@@ -226,10 +248,11 @@ __global__ void __launch_bounds__(kWarps *kWarp, kBlocks)
       const Slots slots = slots_of(held_tile);
       Rows rows;
       Tile::rows_of(g, slots, lane, rows);
-      held.finish(op, g, access, slots, rows, op.apply(before, prefix), stage, lane);
+      held.finish(op, g, access, slots, rows, op.apply(before, op.apply(left, prefix)), stage, lane);
     }
     held = next;
     before = next_before;
+    left = next_left;
     held_tile = more ? tile : tiles.total;
     if (threadIdx.x == 0) ticket = drawn;
     __syncthreads();
