@@ -20,18 +20,17 @@ struct Tuning {
   static constexpr int kRun = kWidest == 8 ? 8 : kWidest == 2 ? 32 : 16;
   static constexpr int kRowBlocks = kInputs > 1 ? 2 : kRun == 32 ? 3 : 4;
   static constexpr bool kLargeMap = sizeof(typename Op::Map) >= 16;
-  // Long rows stream where results can take the inputs' place in shared memory. Tiles are then of one shape whatever
-  // kernel takes them, so that alignment doesn't show.
-  static constexpr bool kStreams = Bytes<typename Op::Inputs>::all(kWidest) &&
+  // Long rows stream where a tile needs little computing and few bytes wait for what comes before. Tiles are then of
+  // one shape whatever kernel takes them, so that alignment doesn't show.
+  static constexpr bool kStreams = kInputs == 1 && Op::Outputs::size == 1 &&
                                    Bytes<typename Op::Outputs>::all(kWidest) &&
-                                   Op::Outputs::size + int(Op::kNeighbour) <= kInputs &&
-                                   (std::is_floating_point_v<typename Op::Acc> || kWidest == 8) && !Op::kRare;
-  static constexpr int kLongRun = kStreams ? (kInputs == 1 ? 80 : 48) / kWidest : kRun;
-  static constexpr int kLongWarps = kStreams ? 12 : 8;
-  static constexpr int kLongBlocks = kStreams ? (kInputs == 1 ? 2 : 1) : kInputs > 1 || kLargeMap ? 2 : 4;
-  // Of the streaming kernel: of shared memory, most; and tiles between the one that is reduced and the one finished.
-  static constexpr int kLongStages = kInputs == 1 ? 7 : kInputs == 2 ? 6 : 4;
-  static constexpr int kLongAhead = kInputs == 1 ? 3 : 2;
+                                   std::is_floating_point_v<typename Op::Acc> && !Op::kBased && !Op::kRare;
+  static constexpr int kLongRun = kStreams ? 80 / kWidest : kRun;
+  static constexpr int kLongWarps = kStreams ? 12 : Op::kBased && kInputs == 1 && kRun < 32 ? 16 : 8;
+  static constexpr int kLongBlocks = kStreams || kInputs > 1 || kLongWarps == 16 || kLargeMap ? 2 : Op::kBased ? 3 : 4;
+  // Of the streaming kernel: as many as shared memory holds; and how many tiles are reduced ahead.
+  static constexpr int kLongStages = 7;
+  static constexpr int kLongAhead = 4;
   // Narrow integers are many kinds of kernels for few uses, so theirs are small.
   static constexpr bool kSmall = std::is_same_v<typename Op::Acc, int64_t> && kWidest < 4;
   // Columns of a thread: eight bytes, but not more than four, and two where there are several inputs.
@@ -164,15 +163,15 @@ bool neighbours(const Geometry &g) {
 }
 
 template <class Op, int kRun = Tuning<Op>::kLongRun, int kWarps = Tuning<Op>::kLongWarps,
-          int kStages = Tuning<Op>::kLongStages, int kAhead = Tuning<Op>::kLongAhead, int kDraw = 1, bool kOwn = false,
-          int kScan = 4>
+          int kStages = Tuning<Op>::kLongStages, int kAhead = Tuning<Op>::kLongAhead>
 void launch_stream(const Op &op, const Geometry &g, std::byte *base, Stream stream) {
   using S = StreamShape<Op, kRun, kWarps, kStages>;
   const LongWorkspace<Op> workspace(g, S::kTile, base);
-  const auto kernel = scan_stream<Op, kRun, kWarps, kStages, kAhead, kDraw, kOwn, kScan>;
+  const auto kernel = scan_stream<Op, kRun, kWarps, kStages, kAhead>;
   allow_shared(reinterpret_cast<const void *>(kernel), S::kSharedBytes);
   workspace.clear(stream);
-  const int64_t blocks = std::min<int64_t>(workspace.tiles.total + kOwn, attribute(cudaDevAttrMultiProcessorCount));
+  const int64_t blocks =
+      std::min<int64_t>(int64_t(workspace.tiles.total) + 1, attribute(cudaDevAttrMultiProcessorCount));
   launch(kernel, {blocks, S::kThreads, S::kSharedBytes}, stream, op, g, accesses_of<Op, kRun>(g).of[0] == kBackward,
          workspace.tiles);
 }

@@ -31,39 +31,27 @@ __device__ __forceinline__ void publish(uint64_t *to, const V &value, uint32_t m
 #pragma unroll
   for (int i = 0; i < Words<V>::count; ++i) put_word(to + i, words.word[i], mark);
 }
-// What was read where a value is to come.
 template <class V>
-struct Letter {
-  static constexpr int kWords = Words<V>::count;
-  uint64_t word[kWords];
-
-  __device__ __forceinline__ void read(const uint64_t *from) {
+__device__ __forceinline__ bool receive(const uint64_t *from, V &value, uint32_t mark) {
+  Words<V> words;
+  bool ready = true;
 #pragma unroll
-    for (int i = 0; i < kWords; ++i) word[i] = get_word(from + i);
+  for (int i = 0; i < Words<V>::count; ++i) {
+    const uint64_t word = get_word(from + i);
+    ready = ready && uint32_t(word >> 32) == mark;
+    words.word[i] = uint32_t(word);
   }
-  __device__ __forceinline__ bool came(uint32_t mark) const {
-    bool ready = true;
-#pragma unroll
-    for (int i = 0; i < kWords; ++i) ready = ready && uint32_t(word[i] >> 32) == mark;
-    return ready;
-  }
-  __device__ __forceinline__ V value() const {
-    Words<V> words;
-#pragma unroll
-    for (int i = 0; i < kWords; ++i) words.word[i] = uint32_t(word[i]);
-    return from_words<V>(words);
-  }
-};
+  value = from_words<V>(words);
+  return ready;
+}
 template <class V>
 __device__ __forceinline__ V await(const uint64_t *from, uint32_t mark) {
-  Letter<V> letter;
-  for (;;) {
-    letter.read(from);
-    if (letter.came(mark)) return letter.value();
-  }
+  V value;
+  while (!receive(from, value, mark)) __nanosleep(20);
+  return value;
 }
 
-constexpr int kDefaultScannerTiles = 4;  // of a lane
+constexpr int kScannerTiles = 4;  // of a lane
 constexpr uint32_t kReady = 1;
 
 struct LongTiles {
@@ -74,99 +62,90 @@ struct LongTiles {
   uint64_t *prefixes;
 };
 
-template <int kScannerTiles = kDefaultScannerTiles, class Op>
+template <class Op>
 __device__ __forceinline__ void scanner(const Op &op, const LongTiles &tiles, int lane) {
   using Map = typename Op::Map;
   using Value = typename Op::Value;
   constexpr size_t kMapWords = Words<Map>::count;
   constexpr size_t kValueWords = Words<Value>::count;
   constexpr uint32_t kBatch = kWarp * kScannerTiles;
-  Letter<Map> letters[kScannerTiles];
-  Map map[kScannerTiles];
-  bool have[kScannerTiles];
-  bool head[kScannerTiles];  // a row begins here
-  uint32_t base = 0;
-  uint32_t published = 0;
   Value carry = op.start();
-  const auto expect = [&] {
+  for (uint32_t base = 0; base < tiles.total; base += kBatch) {
+    const uint32_t count = min(kBatch, tiles.total - base);
+    Map map[kScannerTiles];
+    bool have[kScannerTiles];
+    bool head[kScannerTiles];  // a row begins here
 #pragma unroll
     for (int q = 0; q < kScannerTiles; ++q) {
       have[q] = false;
       head[q] = (base + lane * kScannerTiles + q) % tiles.per_row == 0;
       map[q] = op.identity();
     }
-  };
-  const auto read = [&](uint32_t first, bool all) {
+    uint32_t published = 0;
+    while (published < count) {
+      int leading = 0;
+      Map got[kScannerTiles];
+      bool ready[kScannerTiles];
 #pragma unroll
-    for (int q = 0; q < kScannerTiles; ++q) {
-      const uint32_t tile = first + lane * kScannerTiles + q;
-      if ((all || !have[q]) && tile < tiles.total) letters[q].read(tiles.aggregates + tile * kMapWords);
-    }
-  };
-  expect();
-  read(base, true);
-  for (;;) {
-    const uint32_t count = min(kBatch, tiles.total - base);
-    int leading = 0;
-#pragma unroll
-    for (int q = 0; q < kScannerTiles; ++q) {
-      if (!have[q] && lane * kScannerTiles + q < count && letters[q].came(kReady)) {
-        map[q] = letters[q].value();
-        have[q] = true;
+      for (int q = 0; q < kScannerTiles; ++q) {
+        const uint32_t index = lane * kScannerTiles + q;
+        ready[q] = false;
+        if (!have[q] && index < count)
+          ready[q] = receive(tiles.aggregates + (base + index) * kMapWords, got[q], kReady);
       }
-      if (have[q] && leading == q) leading = q + 1;
-    }
-    const uint32_t full = __ballot_sync(kAll, leading == kScannerTiles);
-    const int lanes = full == kAll ? kWarp : __ffs(int(~full)) - 1;
-    const int rest = __shfl_sync(kAll, leading, lanes & (kWarp - 1));
-    const uint32_t reached = lanes == kWarp ? kBatch : uint32_t(lanes * kScannerTiles + rest);
-    // The next letters are on their way while these are answered.
-    const bool done = reached == count;
-    read(done ? base + kBatch : base, done);
-    if (reached <= published) continue;
-    // Tiles that aren't reached count as the identity; what comes before them doesn't change.
-    Map folded = op.identity();
-    uint32_t restarted = 0;
 #pragma unroll
-    for (int q = 0; q < kScannerTiles; ++q) {
-      if (lane * kScannerTiles + q >= reached) continue;
-      folded = head[q] ? map[q] : op.combine(folded, map[q]);
-      restarted |= head[q];
-    }
-#pragma unroll
-    for (int distance = 1; distance < kWarp; distance *= 2) {
-      const Map left = shuffle_up(folded, distance);
-      const uint32_t left_restarted = __shfl_up_sync(kAll, restarted, distance);
-      if (lane >= distance) {
-        if (!restarted) folded = op.combine(left, folded);
-        restarted |= left_restarted;
+      for (int q = 0; q < kScannerTiles; ++q) {
+        if (ready[q]) {
+          map[q] = got[q];
+          have[q] = true;
+        }
+        if (have[q] && leading == q) leading = q + 1;
       }
-    }
-    Map before = shuffle_up(folded, 1);
-    uint32_t before_restarted = __shfl_up_sync(kAll, restarted, 1);
-    if (lane == 0) {
-      before = op.identity();
-      before_restarted = 0;
-    }
+      const uint32_t full = __ballot_sync(kAll, leading == kScannerTiles);
+      const int lanes = full == kAll ? kWarp : __ffs(int(~full)) - 1;
+      const int rest = __shfl_sync(kAll, leading, lanes & (kWarp - 1));
+      const uint32_t reached = lanes == kWarp ? kBatch : uint32_t(lanes * kScannerTiles + rest);
+      if (reached <= published) continue;
+      // Tiles that aren't reached count as the identity; what comes before them doesn't change.
+      Map folded = op.identity();
+      uint32_t restarted = 0;
 #pragma unroll
-    for (int q = 0; q < kScannerTiles; ++q) {
-      const uint32_t index = lane * kScannerTiles + q;
-      if (index >= reached) continue;
-      if (index >= published && !head[q])
-        publish(tiles.prefixes + (base + index) * kValueWords,
-                Value(op.apply(before, before_restarted ? op.start() : carry)), kReady);
-      before = head[q] ? map[q] : op.combine(before, map[q]);
-      before_restarted |= head[q];
-    }
-    published = reached;
-    if (done) {
-      const Map all = shuffle(folded, kWarp - 1);
-      const uint32_t all_restarted = __shfl_sync(kAll, restarted, kWarp - 1);
-      carry = op.apply(all, all_restarted ? op.start() : carry);
-      published = 0;
-      base += kBatch;
-      if (base >= tiles.total) return;
-      expect();
+      for (int q = 0; q < kScannerTiles; ++q) {
+        if (lane * kScannerTiles + q >= reached) continue;
+        folded = head[q] ? map[q] : op.combine(folded, map[q]);
+        restarted |= head[q];
+      }
+#pragma unroll
+      for (int distance = 1; distance < kWarp; distance *= 2) {
+        const Map left = shuffle_up(folded, distance);
+        const uint32_t left_restarted = __shfl_up_sync(kAll, restarted, distance);
+        if (lane >= distance) {
+          if (!restarted) folded = op.combine(left, folded);
+          restarted |= left_restarted;
+        }
+      }
+      Map before = shuffle_up(folded, 1);
+      uint32_t before_restarted = __shfl_up_sync(kAll, restarted, 1);
+      if (lane == 0) {
+        before = op.identity();
+        before_restarted = 0;
+      }
+#pragma unroll
+      for (int q = 0; q < kScannerTiles; ++q) {
+        const uint32_t index = lane * kScannerTiles + q;
+        if (index >= reached) continue;
+        if (index >= published && !head[q])
+          publish(tiles.prefixes + (base + index) * kValueWords,
+                  Value(op.apply(before, before_restarted ? op.start() : carry)), kReady);
+        before = head[q] ? map[q] : op.combine(before, map[q]);
+        before_restarted |= head[q];
+      }
+      published = reached;
+      if (published == count) {
+        const Map all = shuffle(folded, kWarp - 1);
+        const uint32_t all_restarted = __shfl_sync(kAll, restarted, kWarp - 1);
+        carry = op.apply(all, all_restarted ? op.start() : carry);
+      }
     }
   }
 }
@@ -206,8 +185,7 @@ __global__ void __launch_bounds__(kWarps *kWarp, kBlocks)
     return Tile::one_row(g, row_of(tile), (int64_t(place_of(tile)) * kWarps + warp) * Tile::kItems);
   };
   Tile held;
-  Map before = op.identity();  // the lane's run, within the warp's share of the held tile
-  Map left = op.identity();    // of that share, within the tile
+  Map before = op.identity();  // the lane's run, within the held tile
   uint32_t held_tile = tiles.total;
   for (;;) {
     // A ticket is drawn as late as can be: whoever draws a later one waits for this tile's aggregate.
@@ -217,7 +195,6 @@ __global__ void __launch_bounds__(kWarps *kWarp, kBlocks)
     if (!more && !holds) return;
     Tile next;
     Map next_before = op.identity();
-    Map next_left = op.identity();
     if (more) {
       const Slots slots = slots_of(tile);
       Rows rows;
@@ -230,12 +207,12 @@ __global__ void __launch_bounds__(kWarps *kWarp, kBlocks)
     __syncthreads();
     if (more) {
       Map others = lane < kWarps ? totals[lane] : op.identity();
-      others = warp_scan<kWarps>(op, others, lane, kWarps);
+      others = warp_scan<kWarps>(op, others, lane);
       if (warp == 0 && lane == kWarps - 1)
         publish(tiles.aggregates + size_t(tile) * Words<Map>::count,
                 place_of(tile) == 0 ? with_initial(op, g, others, row_of(tile)) : others, kReady);
-      const Map earlier = shuffle(others, warp > 0 ? warp - 1 : 0);
-      if (warp > 0) next_left = earlier;
+      const Map left = shuffle(others, warp > 0 ? warp - 1 : 0);
+      if (warp > 0) next_before = op.combine(left, next_before);
     }
     if (holds && threadIdx.x == kWarp)
       prefix = place_of(held_tile) == 0
@@ -248,11 +225,10 @@ __global__ void __launch_bounds__(kWarps *kWarp, kBlocks)
       const Slots slots = slots_of(held_tile);
       Rows rows;
       Tile::rows_of(g, slots, lane, rows);
-      held.finish(op, g, access, slots, rows, op.apply(before, op.apply(left, prefix)), stage, lane);
+      held.finish(op, g, access, slots, rows, op.apply(before, prefix), stage, lane);
     }
     held = next;
     before = next_before;
-    left = next_left;
     held_tile = more ? tile : tiles.total;
     if (threadIdx.x == 0) ticket = drawn;
     __syncthreads();

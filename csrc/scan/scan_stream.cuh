@@ -6,8 +6,8 @@
 //
 // The warps of a block have roles. The producer draws tiles and starts their copies. The workers reduce a tile, and
 // only then finish the one that came kAhead earlier, in place; the copy engine takes the results away. The clerk folds
-// the workers' totals, publishes the tile's aggregate, and later fetches the tile's prefix. One scanner in the whole
-// grid, a warp of the block with the first tile, folds all aggregates.
+// the workers' totals, publishes the tile's aggregate, and later fetches the tile's prefix. The block that draws first
+// is the scanner.
 //
 // Progress: tiles are drawn in order, and each block takes its tiles in the order in which it drew them. An aggregate
 // waits for no more than the finish of earlier tiles of its block, whose prefixes need the aggregates of tiles drawn
@@ -18,10 +18,11 @@
 
 namespace baracuda::scan {
 
-// A word in shared memory that opens when enough have arrived, and all bytes that were announced; time and again.
 __device__ __forceinline__ uint32_t shared_address(const void *p) { return uint32_t(__cvta_generic_to_shared(p)); }
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+// A gate is a word in shared memory that opens when enough have arrived, and all bytes that were announced; time and
+// again, each time with the other parity.
 __device__ __forceinline__ void set_gate(uint64_t *gate, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(gate)), "r"(arrivals) : "memory");
 }
@@ -75,7 +76,7 @@ struct StreamShape {
   static constexpr int kRunBytes = kRun * kSize;
   static constexpr int kShareBytes = kItems * kSize;
   static constexpr int kTileBytes = kTile * kSize;
-  static constexpr int kThreads = (kWarps + 3) * kWarp;
+  static constexpr int kThreads = (kWarps + 2) * kWarp;
   static constexpr size_t kSharedBytes = size_t(kStages) * kTileBytes * kInputs;
   static_assert(kRunBytes % 32 == 16);
 
@@ -93,7 +94,8 @@ struct StreamShape {
     uint64_t empty[kStages];
     Task task[kStages];
     typename Op::Map totals[kStages][kWarps];
-    typename Op::Value starts[kStages][kWarps];
+    typename Op::Map lefts[kStages][kWarps];  // of a worker's share, within the tile
+    typename Op::Value prefixes[kStages];
     alignas(16) std::byte beyond[kStages][16];  // of the last input, what follows the tile
     uint32_t first_tile;
   };
@@ -112,10 +114,10 @@ struct Ring {
   }
 };
 
-template <class Op, int kRun, int kWarps, int kStages, int kAhead, int kDraw = 1, bool kOwn = false, int kScan = 4>
+template <class Op, int kRun, int kWarps, int kStages, int kAhead>
 __global__ void __launch_bounds__(StreamShape<Op, kRun, kWarps, kStages>::kThreads, 1)
-    scan_stream(const __grid_constant__ Op op, const __grid_constant__ Geometry g, const __grid_constant__ bool backward,
-                const __grid_constant__ LongTiles tiles) {
+    scan_stream(const __grid_constant__ Op op, const __grid_constant__ Geometry g,
+                const __grid_constant__ bool backward, const __grid_constant__ LongTiles tiles) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   using S = StreamShape<Op, kRun, kWarps, kStages>;
   using Map = typename Op::Map;
@@ -137,12 +139,12 @@ __global__ void __launch_bounds__(StreamShape<Op, kRun, kWarps, kStages>::kThrea
       set_gate(&control.empty[s], kWarps);
     }
     show_copy_engine();
-    control.first_tile = atomicAdd(tiles.ticket, 1u) - kOwn;
+    control.first_tile = atomicAdd(tiles.ticket, 1u) - 1;
   }
   __syncthreads();
   const uint32_t first_tile = control.first_tile;
-  if (kOwn && first_tile == 0xffffffffu) {
-    if (warp == 0) scanner<kScan>(op, tiles, lane);
+  if (first_tile == UINT32_MAX) {
+    if (warp == 0) scanner(op, tiles, lane);
     return;
   }
 
@@ -151,9 +153,9 @@ __global__ void __launch_bounds__(StreamShape<Op, kRun, kWarps, kStages>::kThrea
     uint32_t tile = first_tile;
     Ring<kStages> ring;
     for (int i = 0;; ++i) {
-      if (kDraw == 2 && i > 0) tile = atomicAdd(tiles.ticket, 1u) - kOwn;
       if (i >= kStages) pass(&control.empty[ring.stage], ring.parity ^ 1);
-      if (kDraw == 1 && i > 0) tile = atomicAdd(tiles.ticket, 1u) - kOwn;
+      // As late as can be: whoever draws a later one waits for this tile's aggregate.
+      if (i > 0) tile = atomicAdd(tiles.ticket, 1u) - 1;
       typename S::Task &task = control.task[ring.stage];
       uint64_t *gate = &control.full[ring.stage];
       task.tile = tile;
@@ -201,9 +203,8 @@ __global__ void __launch_bounds__(StreamShape<Op, kRun, kWarps, kStages>::kThrea
       const uint32_t bytes = uint32_t(inner_high - inner_low);
       arrive_and_announce(gate, bytes * S::kInputs + (follows_whole ? 16 : 0));
       if (bytes > 0) {
-        for_each<S::kInputs>([&](auto k) {
-          bulk_load(region(ring.stage, k()) + inner_low, origin(k()) + inner_low, bytes, gate);
-        });
+        for_each<S::kInputs>(
+            [&](auto k) { bulk_load(region(ring.stage, k()) + inner_low, origin(k()) + inner_low, bytes, gate); });
       }
       if (follows_whole)
         bulk_load(control.beyond[ring.stage], origin(S::kInputs - 1) + (backward ? -16 : S::kTileBytes), 16, gate);
@@ -212,15 +213,10 @@ __global__ void __launch_bounds__(StreamShape<Op, kRun, kWarps, kStages>::kThrea
   }
 
   if (warp == kWarps + 1) {  // the clerk
-    Map left[kAhead + 1];
-#pragma unroll
-    for (int q = 0; q <= kAhead; ++q) left[q] = op.identity();
     Ring<kStages> ring;
     Ring<kStages> behind;
     int end = INT32_MAX;
     for (int i = 0; i - kAhead < end; ++i) {
-#pragma unroll
-      for (int q = 0; q < kAhead; ++q) left[q] = left[q + 1];
       if (i < end) {
         pass(&control.full[ring.stage], ring.parity);
         const typename S::Task &task = control.task[ring.stage];
@@ -229,11 +225,12 @@ __global__ void __launch_bounds__(StreamShape<Op, kRun, kWarps, kStages>::kThrea
         } else {
           pass(&control.reduced[ring.stage], ring.parity);
           Map others = lane < kWarps ? control.totals[ring.stage][lane] : op.identity();
-          others = warp_scan<int(std::bit_ceil(unsigned(kWarps)))>(op, others, lane);
+          others = warp_scan<kWarps>(op, others, lane);
           if (lane == kWarps - 1)
             publish(tiles.aggregates + size_t(task.tile) * Words<Map>::count,
                     task.place == 0 ? with_initial(op, g, others, task.row) : others, kReady);
-          left[kAhead] = exclusive_of(op, others, lane);
+          const Map left = shuffle_up(others, 1);
+          if (lane < kWarps) control.lefts[ring.stage][lane] = left;
           ring.advance();
         }
       }
@@ -242,17 +239,12 @@ __global__ void __launch_bounds__(StreamShape<Op, kRun, kWarps, kStages>::kThrea
         const Value prefix = task.place == 0
                                  ? initial_value(op, g, task.row)
                                  : await<Value>(tiles.prefixes + size_t(task.tile) * Words<Value>::count, kReady);
-        if (lane < kWarps) control.starts[behind.stage][lane] = op.apply(left[0], prefix);
+        if (lane == 0) control.prefixes[behind.stage] = prefix;
         __syncwarp();
         if (lane == 0) arrive(&control.ready[behind.stage]);
         behind.advance();
       }
     }
-    return;
-  }
-
-  if (warp == kWarps + 2) {
-    if (!kOwn && first_tile == 0) scanner<kScan>(op, tiles, lane);
     return;
   }
 
@@ -333,9 +325,9 @@ __global__ void __launch_bounds__(StreamShape<Op, kRun, kWarps, kStages>::kThrea
       take(tile, behind.stage, task, slots);
       tile.common = common[0];
       pass(&control.ready[behind.stage], behind.parity);
-      const Value start = control.starts[behind.stage][warp];
+      const Map within = warp > 0 ? op.combine(control.lefts[behind.stage][warp], before[0]) : before[0];
       Held<typename Op::Outputs, kRun> outputs;
-      tile.outputs(op, g, slots, op.apply(before[0], start), lane, outputs);
+      tile.outputs(op, g, slots, op.apply(within, control.prefixes[behind.stage]), lane, outputs);
       for_each<S::kOutputs>([&](auto k) {
         held<k()>(outputs).turn_if(backward);
         held<k()>(outputs).store(region(behind.stage, k()) + run * S::kRunBytes);
