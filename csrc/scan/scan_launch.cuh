@@ -26,11 +26,14 @@ struct Tuning {
                                    Bytes<typename Op::Outputs>::all(kWidest) &&
                                    std::is_floating_point_v<typename Op::Acc> && !Op::kBased && !Op::kRare;
   static constexpr int kLongRun = kStreams ? 80 / kWidest : kRun;
-  static constexpr int kLongWarps = kStreams ? 12 : Op::kBased && kInputs == 1 && kRun < 32 ? 16 : 8;
-  static constexpr int kLongBlocks = kStreams || kInputs > 1 || kLongWarps == 16 || kLargeMap ? 2 : Op::kBased ? 3 : 4;
+  static constexpr int kLongWarps = kStreams ? (kLargeMap ? 16 : 12) : Op::kBased && kInputs == 1 && kRun < 32 ? 16 : 8;
+  static constexpr int kLongBlocks = kStreams && kLargeMap                                      ? 1
+                                     : kStreams || kInputs > 1 || kLongWarps == 16 || kLargeMap ? 2
+                                     : Op::kBased                                               ? 3
+                                                                                                : 4;
   // Of the streaming kernel: as many as shared memory holds; and how many tiles are reduced ahead.
-  static constexpr int kLongStages = 7;
-  static constexpr int kLongAhead = 4;
+  static constexpr int kLongStages = kLargeMap ? 5 : 7;
+  static constexpr int kLongAhead = kLargeMap ? 3 : 4;
   // Narrow integers are many kinds of kernels for few uses, so theirs are small.
   static constexpr bool kSmall = std::is_same_v<typename Op::Acc, int64_t> && kWidest < 4;
   // Columns of a thread: eight bytes, but not more than four, and two where there are several inputs.
