@@ -4,6 +4,8 @@
 // and folded in a fixed order, whatever the addresses.
 #pragma once
 
+#include <bit>
+
 #include "runtime/launch.cuh"
 #include "scan/scan.h"
 
@@ -33,6 +35,7 @@ struct Bytes;
 template <class... T>
 struct Bytes<List<T...>> {
   static constexpr int sum = (int(sizeof(T)) + ...);
+  static constexpr bool all(int size) { return ((int(sizeof(T)) == size) && ...); }
   static constexpr int widest() {
     int best = 0;
     for (int size : {int(sizeof(T))...}) best = size > best ? size : best;
@@ -578,6 +581,11 @@ struct Share {
                                      : Bytes<typename Op::Outputs>::widest();
   // A warp's room for one operand.
   static constexpr int kStageBytes = kItems * kWidest;
+  // Of a warp that has no more than one row, which may hold other numbers than powers of two.
+  static constexpr int kShift = std::bit_width(unsigned(kItems - 1));
+  __device__ __forceinline__ static Slots one_row(const Geometry &g, int64_t row, int64_t first) {
+    return Slots(g, row, first, kShift, 1 << kShift);
+  }
 
   Held<typename Op::Inputs, kRun> raw;
   A next;             // what follows the lane's run
@@ -612,7 +620,7 @@ struct Share {
   template <class T>
   __device__ __forceinline__ static void store_staged(const Slots &slots, const T *own, int64_t step, std::byte *stage,
                                                       int lane) {
-    constexpr int kAtOnce = kRun < 8 ? kRun : 8;
+    constexpr int kAtOnce = kRun % 8 == 0 ? 8 : kRun % 4 == 0 ? 4 : kRun % 2 == 0 ? 2 : 1;
 #pragma unroll 1
     for (int i = 0; i < kRun; i += kAtOnce) {
       T value[kAtOnce];
@@ -754,7 +762,9 @@ struct Share {
   }
   __device__ __forceinline__ static uint32_t onward(const Op &op) { return op.flags.reverse ? 0xffffffffu : 1u; }
   // Lanes that hold a row.
-  __device__ __forceinline__ static int lanes(const Slots &slots) { return max((1 << slots.shift) / kRun, 1); }
+  __device__ __forceinline__ static int lanes(const Slots &slots) {
+    return slots.shift >= kShift ? kWarp : max((1 << slots.shift) / kRun, 1);
+  }
 
   // The maps up to the end of each lane's run, within its row.
   __device__ __forceinline__ Map reduce(const Op &op, const Geometry &g, const Slots &slots, int lane) {
@@ -805,12 +815,10 @@ struct Share {
     __syncwarp();
   }
 
-  // Outputs, with `value` before the lane's run.
-  __device__ __forceinline__ void finish(const Op &op, const Geometry &g, const Accesses &access, const Slots &slots,
-                                         const Rows &rows, typename Op::Value value, std::byte *stage, int lane) {
+  // The lane's outputs, with `value` before its run.
+  __device__ __forceinline__ void outputs(const Op &op, const Geometry &g, const Slots &slots, typename Op::Value value,
+                                          int lane, Held<typename Op::Outputs, kRun> &outputs) {
     const uint32_t position = position_of(op, g, slots, lane);
-    const bool full = __all_sync(kAll, whole_run(slots, lane));
-    Held<typename Op::Outputs, kRun> outputs;
     A pending[Op::Outputs::size];
     run<kRun>(
         op, value, common, [&](int i) { return item(i, position, onward(op)); },
@@ -821,6 +829,12 @@ struct Share {
               store_final<Op>(g, row_of(slots, lane), after);
           }
         });
+  }
+  __device__ __forceinline__ void finish(const Op &op, const Geometry &g, const Accesses &access, const Slots &slots,
+                                         const Rows &rows, typename Op::Value value, std::byte *stage, int lane) {
+    const bool full = __all_sync(kAll, whole_run(slots, lane));
+    Held<typename Op::Outputs, kRun> outputs;
+    this->outputs(op, g, slots, value, lane, outputs);
     for_each<Op::Outputs::size>([&](auto k) {
       using U = at<k(), typename Op::Outputs>;
       constexpr int slot = kInputs + k();
