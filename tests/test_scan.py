@@ -250,7 +250,7 @@ def test_layouts(device: str, kind: str, source_layout: str, dest_layout: str) -
 @pytest.mark.sanitizer
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("shape", "axis"), [((3, 40), 1), ((2, 600), 1), ((1, 40000), 1), ((300, 70), 0)])
+@pytest.mark.parametrize(("shape", "axis"), [((3, 40), 1), ((2, 600), 1), ((1, 50001), 1), ((300, 70), 0)])
 def test_each_kernel(device: str, kind: str, dtype: str, shape: tuple[int, ...], axis: int) -> None:
     """Every access pattern, forward and backward, aligned and not, against a float64 chain."""
     backend = Backend(device)
@@ -279,7 +279,7 @@ def test_each_kernel(device: str, kind: str, dtype: str, shape: tuple[int, ...],
 
 def test_alignment_does_not_show(device: str) -> None:
     backend = Backend(device)
-    for shape, axis in [*SHAPES, ((1, 50000), 1), ((700, 33), 0)]:
+    for shape, axis in [*SHAPES, ((1, 50001), 1), ((700, 33), 0)]:
         for dtype in ("float32", "bfloat16"):
             x = values("cumsum", shape, dtype)
             results = [run_forward(backend, "cumsum", x, axis, misalign=m).tobytes() for m in (0, 1, 3, 4)]
@@ -307,6 +307,52 @@ def test_exclusive_is_a_shift(device: str, kind: str) -> None:
     assert_close(exclusive[:, 1:], inclusive[:, :-1].astype(np.float64), bound[:, :-1])
     identity = {"cumsum": 0, "cumprod": 1, "cummax": -np.inf, "cummin": np.inf, "logcumsumexp": -np.inf}[kind]
     assert (exclusive[:, 0] == identity).all()
+
+
+# Rows that CUDA cuts into tiles: whole ones and a part, which ends between sixteen bytes or not.
+LONG = [(1, 50001), (3, 47120)]
+# Elements that misalign: nothing, an odd place, and ends of odd rows that are aligned again.
+MISALIGNED = (0, 1, 7)
+
+
+def small_steps(kind: str, shape: tuple[int, ...], dtype: str, seed: int = 0) -> np.ndarray:
+    """Values whose products stay near 1 for long."""
+    if kind != "cumprod":
+        return values(kind, shape, dtype, seed)
+    return np.exp(np.random.default_rng(seed).normal(size=shape) / 100).astype(numpy_dtype(dtype))
+
+
+def chain(kind: str, x: np.ndarray) -> np.ndarray:
+    """Along the last axis, one step after the other, in float64."""
+    ufuncs = {"cumsum": np.add, "cumprod": np.multiply, "cummax": np.maximum, "logcumsumexp": np.logaddexp}
+    return np.asarray(ufuncs[kind].accumulate(x.astype(np.float64), -1))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("kind", ["cumsum", "cumprod", "cummax", "logcumsumexp"])
+@pytest.mark.parametrize("shape", LONG)
+def test_long_rows(device: str, kind: str, dtype: str, shape: tuple[int, ...]) -> None:
+    """From either end, exclusive too, with the same bits at every alignment."""
+    backend = Backend(device)
+    x = small_steps(kind, shape, dtype)
+    n = shape[-1]
+    relative = {"cummax": 0.0, "logcumsumexp": 2 * (n + 8) * compute_rounding(dtype)}.get(kind, carried(n, dtype))
+    identity = {"cumsum": 0, "cumprod": 1}.get(kind, -np.inf)
+    for reverse in (False, True):
+        onward = x[:, ::-1] if reverse else x
+        inclusive = chain(kind, onward)
+        magnitude = chain(kind, np.abs(onward)) if kind == "cumsum" else np.abs(inclusive) + 1
+        for exclusive in (False, True):
+            expected, size = inclusive, magnitude
+            if exclusive:
+                expected = np.concatenate([np.full((shape[0], 1), identity), inclusive[:, :-1]], 1)
+                size = np.concatenate([np.zeros((shape[0], 1)), magnitude[:, :-1]], 1)
+            bound = relative * size + ROUNDING[dtype] * np.where(np.isfinite(expected), np.abs(expected), 0)
+            results = [
+                run_forward(backend, kind, x, 1, misalign=m, reverse=reverse, exclusive=exclusive) for m in MISALIGNED
+            ]
+            assert_close(results[0][:, ::-1] if reverse else results[0], expected, bound + SMALLEST[dtype])
+            assert len({result.tobytes() for result in results}) == 1
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -432,6 +478,46 @@ def test_gradients_against_autograd(kind: str) -> None:
     np.testing.assert_allclose(got, leaf.grad.numpy(), rtol=1e-10, atol=1e-12)
 
 
+def gradient_chain(g: np.ndarray, c: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """S_j = g_j + c_{j+1} S_{j+1} along the last axis in float64, and the same of magnitudes."""
+    terms = np.stack([g, np.abs(g)]).T.astype(np.float64)
+    factors = np.stack([c, np.abs(c)]).T
+    sums = np.empty(terms.shape)
+    total = np.zeros(terms.shape[1:])
+    for j in reversed(range(len(terms))):
+        sums[j] = total = terms[j] + total
+        total = factors[j] * total
+    return tuple(sums.T)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", ["cumsum", "cumprod", "cummax", "logcumsumexp"])
+@pytest.mark.parametrize("shape", LONG)
+def test_gradients_of_long_rows(device: str, kind: str, dtype: str, shape: tuple[int, ...]) -> None:
+    backend = Backend(device)
+    x = small_steps(kind, shape, dtype)
+    dy = values("cumsum", shape, dtype, seed=1)
+    y = chain(kind, x)
+    wide = x.astype(np.float64)
+    before = np.concatenate([np.full((shape[0], 1), 1 if kind == "cumprod" else -np.inf), y[:, :-1]], 1)
+    # c_j of the step from j to j - 1, and what is left of S_j.
+    c, o = {
+        "cumsum": lambda: (np.ones(shape), np.ones(shape)),
+        "cumprod": lambda: (wide, before),
+        "cummax": lambda: (1.0 * (y == before), 1.0 * (y != before)),
+        "logcumsumexp": lambda: (np.exp(before - y), np.exp(wide - y)),
+    }[kind]()
+    sums, sizes = gradient_chain(dy.astype(np.float64), c)
+    bound = gradient_bound(kind, x, y, np.abs(o) * sizes, 1)
+    for reverse in (False, True):
+        operands = [dy, x, y.astype(x.dtype)]
+        if reverse:
+            operands = [np.ascontiguousarray(operand[:, ::-1]) for operand in operands]
+        results = [run_backward(backend, kind, *operands, 1, misalign=m, reverse=reverse) for m in MISALIGNED]
+        assert_close(results[0][:, ::-1] if reverse else results[0], o * sums, bound)
+        assert len({result.tobytes() for result in results}) == 1
+
+
 # ---------------------------------------------------------------------------------------------------
 # The linear recurrence.
 
@@ -493,6 +579,59 @@ def test_linear_recurrence(device: str, dtype: str, with_h0: bool, shape: tuple[
             if name in outputs:
                 bound = (8 * n + 8) * u * size + 2 * v * np.abs(want) + SMALLEST[dtype]
                 assert_close(outputs[name].numpy(), want, bound)
+
+
+@pytest.mark.sanitizer
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("shape", LONG)
+def test_long_recurrences(device: str, dtype: str, shape: tuple[int, ...]) -> None:
+    """With a value before the first, and its gradient."""
+    backend = Backend(device)
+    rng = np.random.default_rng(3)
+    kind = numpy_dtype(dtype)
+    a = rng.uniform(-1, 1, shape).astype(kind)
+    b, g = (rng.normal(size=shape).astype(kind) for _ in range(2))
+    h0 = rng.normal(size=shape[:1]).astype(kind)
+    u, v = compute_rounding(dtype), ROUNDING[dtype]
+    n = shape[1]
+    fields: dict[str, Any] = {
+        "kind": "linear_recurrence",
+        "shape": shape,
+        "axis": 1,
+        "dtype": dtype,
+        "has_h0": True,
+        "device": device,
+    }
+    expected, magnitude = reference.linear_recurrence(a, b, 1, h0=h0)
+    saved = expected.astype(kind)
+    wide = a.astype(np.float64)
+    before = np.concatenate([h0[:, None], saved[:, :-1]], 1).astype(np.float64)
+    sums, sizes = gradient_chain(g.astype(np.float64), wide)
+    want = [before * sums, sums, wide[:, 0] * sums[:, 0]]
+    size = [np.abs(before) * sizes, sizes, np.abs(wide[:, 0]) * sizes[:, 0]]
+    for reverse in (False, True):
+        turn = slice(None, None, -1 if reverse else 1)
+        arrays = {name: value[:, turn].copy() for name, value in (("a", a), ("b", b), ("dh", g), ("h", saved))}
+        for misalign in MISALIGNED:
+            operands = {name: backend.input(value, misalign=misalign).tensor for name, value in arrays.items()}
+            initial = backend.array(h0)
+            h = backend.output(shape, dtype, misalign=misalign)
+            bc.ScanPlan(**fields, reverse=reverse).run(h=h.tensor, h0=initial, a=operands["a"], b=operands["b"])
+            h.assert_guards()
+            bound = 4 * n * u * magnitude + v * np.abs(expected) + SMALLEST[dtype]
+            assert_close(h.numpy()[:, turn], expected, bound)
+            outputs = {name: backend.output(shape, dtype, misalign=misalign) for name in ("da", "db")}
+            outputs["dh0"] = backend.output(shape[:1], dtype)
+            bc.ScanBackwardPlan(**fields, reverse=reverse).run(
+                h0=initial,
+                **{name: operands[name] for name in ("dh", "a", "h")},
+                **{name: output.tensor for name, output in outputs.items()},
+            )
+            for output, exact, scale in zip(outputs.values(), want, size, strict=True):
+                output.assert_guards()
+                got = output.numpy()
+                bound = (8 * n + 8) * u * scale + 2 * v * np.abs(exact) + SMALLEST[dtype]
+                assert_close(got[:, turn] if got.ndim == 2 else got, exact, bound)
 
 
 # ---------------------------------------------------------------------------------------------------

@@ -4,6 +4,8 @@
 // and folded in a fixed order, whatever the addresses.
 #pragma once
 
+#include <bit>
+
 #include "runtime/launch.cuh"
 #include "scan/scan.h"
 
@@ -33,6 +35,7 @@ struct Bytes;
 template <class... T>
 struct Bytes<List<T...>> {
   static constexpr int sum = (int(sizeof(T)) + ...);
+  static constexpr bool all(int size) { return ((int(sizeof(T)) == size) && ...); }
   static constexpr int widest() {
     int best = 0;
     for (int size : {int(sizeof(T))...}) best = size > best ? size : best;
@@ -166,6 +169,22 @@ struct UnsignedOf<16> {
 template <int kBytes>
 using Unsigned = typename UnsignedOf<kBytes>::type;
 
+template <class T>
+constexpr bool kIsHalf = std::is_same_v<T, bfloat16> || std::is_same_v<T, float16>;
+
+// The larger elements of two pairs; NaN only where both are.
+template <class T>
+__device__ __forceinline__ uint32_t larger_pair(uint32_t a, uint32_t b) {
+  static_assert(kIsHalf<T>);
+  uint32_t larger;
+  if constexpr (std::is_same_v<T, bfloat16>) {
+    asm("max.bf16x2 %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b));
+  } else {
+    asm("max.f16x2 %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b));
+  }
+  return larger;
+}
+
 // kCount stored elements, packed: narrow ones are taken apart where they are used and not before,
 // so that they take few registers meanwhile.
 template <class T, int kCount>
@@ -194,6 +213,15 @@ struct Packed {
       return A(__uint_as_float(i % 2 ? word[i / 2] & 0xffff0000u : word[i / 2] << 16));
     } else {
       return widen<A>(get(i));
+    }
+  }
+  // Elements i and i + 1, of which i is even, at once.
+  __device__ __forceinline__ void put_pair(int i, float low, float high) {
+    static_assert(kIsHalf<T>);
+    if constexpr (std::is_same_v<T, bfloat16>) {
+      asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word[i / 2]) : "f"(high), "f"(low));
+    } else {
+      asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word[i / 2]) : "f"(high), "f"(low));
     }
   }
   // In ascending order.
@@ -313,19 +341,34 @@ struct Common {
   typename Op::Acc base;
 };
 
-// The map of kCount elements, and what they have in common.
+// Whether the largest of an operator's keys is found from pairs of elements, before they are taken apart.
+template <class Op>
+constexpr bool kKeysInPairs = false;
+template <class Op>
+  requires(Op::kBased && !Op::kAscending && Op::Inputs::size == 1)
+constexpr bool kKeysInPairs<Op> = kIsHalf<at<0, typename Op::Inputs>>;
+
+// The largest key of kCount elements.
 template <int kCount, class Op, class Get>
-__device__ __forceinline__ typename Op::Map fold(const Op &op, Common<Op> &common, const Get &item) {
+__device__ __forceinline__ auto largest_key(const Get &item) {
   if constexpr (Op::kBased) {
-    using A = typename Op::Acc;
-    A &base = common.base;
-    const A first = Op::key(item(0));
-    A largest = Op::kAscending ? Op::key(item(kCount - 1)) : first;
+    typename Op::Acc largest = Op::key(item(Op::kAscending ? kCount - 1 : 0));
     if constexpr (!Op::kAscending) {
 #pragma unroll
       for (int i = 1; i < kCount; ++i) largest = larger_of(largest, Op::key(item(i)));
     }
-    base = Op::common_base(first, largest);
+    return largest;
+  }
+}
+
+// The map of kCount elements, and what they have in common. `largest` gives the largest key.
+template <int kCount, class Op, class Get, class Largest>
+__device__ __forceinline__ typename Op::Map fold(const Op &op, Common<Op> &common, const Get &item,
+                                                 [[maybe_unused]] const Largest &largest) {
+  if constexpr (Op::kBased) {
+    using A = typename Op::Acc;
+    A &base = common.base;
+    base = Op::common_base(Op::key(item(0)), largest());
     A sum = Op::term(item(0), base);
 #pragma unroll
     for (int i = 1; i < kCount; ++i) sum += Op::term(item(i), base);
@@ -437,14 +480,22 @@ __device__ __forceinline__ void store_final(const Geometry &g, int64_t row, type
   }
 }
 
-// Puts an element's outputs among those of its lane. In ascending order.
+// Puts an element's outputs among those of its lane. In ascending order; narrow ones wait in `pending` for
+// the next, so that two are rounded by one instruction.
 template <class Op, int kCount>
 __device__ __forceinline__ void keep(Held<typename Op::Outputs, kCount> &outputs, int i,
-                                     const typename Op::Result &result) {
+                                     const typename Op::Result &result,
+                                     typename Op::Acc (&pending)[Op::Outputs::size]) {
   for_each<Op::Outputs::size>([&](auto k) {
     using U = at<k(), typename Op::Outputs>;
     if constexpr (Op::kPosition && k() == 1) {
       held<k()>(outputs).put(i, U(index_of(result)));
+    } else if constexpr (kIsHalf<U> && kCount % 2 == 0) {
+      if (i % 2 == 0) {
+        pending[k()] = result.out[k()];
+      } else {
+        held<k()>(outputs).put_pair(i - 1, float(pending[k()]), float(result.out[k()]));
+      }
     } else {
       held<k()>(outputs).put(i, narrow<U>(result.out[k()]));
     }
@@ -530,6 +581,11 @@ struct Share {
                                      : Bytes<typename Op::Outputs>::widest();
   // A warp's room for one operand.
   static constexpr int kStageBytes = kItems * kWidest;
+  // Of a warp that has no more than one row, which may hold other numbers than powers of two.
+  static constexpr int kShift = std::bit_width(unsigned(kItems - 1));
+  __device__ __forceinline__ static Slots one_row(const Geometry &g, int64_t row, int64_t first) {
+    return Slots(g, row, first, kShift, 1 << kShift);
+  }
 
   Held<typename Op::Inputs, kRun> raw;
   A next;             // what follows the lane's run
@@ -564,7 +620,7 @@ struct Share {
   template <class T>
   __device__ __forceinline__ static void store_staged(const Slots &slots, const T *own, int64_t step, std::byte *stage,
                                                       int lane) {
-    constexpr int kAtOnce = kRun < 8 ? kRun : 8;
+    constexpr int kAtOnce = kRun % 8 == 0 ? 8 : kRun % 4 == 0 ? 4 : kRun % 2 == 0 ? 2 : 1;
 #pragma unroll 1
     for (int i = 0; i < kRun; i += kAtOnce) {
       T value[kAtOnce];
@@ -706,12 +762,25 @@ struct Share {
   }
   __device__ __forceinline__ static uint32_t onward(const Op &op) { return op.flags.reverse ? 0xffffffffu : 1u; }
   // Lanes that hold a row.
-  __device__ __forceinline__ static int lanes(const Slots &slots) { return max((1 << slots.shift) / kRun, 1); }
+  __device__ __forceinline__ static int lanes(const Slots &slots) {
+    return slots.shift >= kShift ? kWarp : max((1 << slots.shift) / kRun, 1);
+  }
 
   // The maps up to the end of each lane's run, within its row.
   __device__ __forceinline__ Map reduce(const Op &op, const Geometry &g, const Slots &slots, int lane) {
     const uint32_t position = position_of(op, g, slots, lane);
-    const Map own = fold<kRun>(op, common, [&](int i) { return item(i, position, onward(op)); });
+    const auto get = [&](int i) { return item(i, position, onward(op)); };
+    const Map own = fold<kRun>(op, common, get, [&] {
+      if constexpr (kKeysInPairs<Op> && kRun > 1) {
+        using T = at<0, typename Op::Inputs>;
+        Packed<T, 2> pair = {{held<0>(raw).word[0]}};
+#pragma unroll
+        for (int i = 1; i < kRun / 2; ++i) pair.word[0] = larger_pair<T>(pair.word[0], held<0>(raw).word[i]);
+        return larger_of(pair.template widened<A>(0), pair.template widened<A>(1));
+      } else {
+        return largest_key<kRun, Op>(get);
+      }
+    });
     return warp_scan(op, own, lane, lanes(slots));
   }
 
@@ -746,21 +815,26 @@ struct Share {
     __syncwarp();
   }
 
-  // Outputs, with `value` before the lane's run.
-  __device__ __forceinline__ void finish(const Op &op, const Geometry &g, const Accesses &access, const Slots &slots,
-                                         const Rows &rows, typename Op::Value value, std::byte *stage, int lane) {
+  // The lane's outputs, with `value` before its run.
+  __device__ __forceinline__ void outputs(const Op &op, const Geometry &g, const Slots &slots, typename Op::Value value,
+                                          int lane, Held<typename Op::Outputs, kRun> &outputs) {
     const uint32_t position = position_of(op, g, slots, lane);
-    const bool full = __all_sync(kAll, whole_run(slots, lane));
-    Held<typename Op::Outputs, kRun> outputs;
+    A pending[Op::Outputs::size];
     run<kRun>(
         op, value, common, [&](int i) { return item(i, position, onward(op)); },
         [&](int i, const typename Op::Result &result, const typename Op::Value &after) {
-          keep<Op, kRun>(outputs, i, result);
+          keep<Op, kRun>(outputs, i, result, pending);
           if constexpr (Op::kFinal) {
             if (slots.place(lane * kRun) + i == slots.left - 1 && slots.exists(lane * kRun + i))
               store_final<Op>(g, row_of(slots, lane), after);
           }
         });
+  }
+  __device__ __forceinline__ void finish(const Op &op, const Geometry &g, const Accesses &access, const Slots &slots,
+                                         const Rows &rows, typename Op::Value value, std::byte *stage, int lane) {
+    const bool full = __all_sync(kAll, whole_run(slots, lane));
+    Held<typename Op::Outputs, kRun> outputs;
+    this->outputs(op, g, slots, value, lane, outputs);
     for_each<Op::Outputs::size>([&](auto k) {
       using U = at<k(), typename Op::Outputs>;
       constexpr int slot = kInputs + k();

@@ -98,7 +98,8 @@ __global__ void __launch_bounds__(kGroups *kWarp, kBlocks)
   Map total[kColumns];
 #pragma unroll
   for (int j = 0; j < kColumns; ++j) {
-    total[j] = fold<kLines>(op, common[j], [&](int r) { return item_at(r, j); });
+    const auto get = [&](int r) { return item_at(r, j); };
+    total[j] = fold<kLines>(op, common[j], get, [&] { return largest_key<kLines, Op>(get); });
     maps[group][lane * kColumns + j] = total[j];
   }
   // A single input is widened twice, from fewer registers; coefficients of several are kept.
@@ -146,6 +147,7 @@ __global__ void __launch_bounds__(kGroups *kWarp, kBlocks)
 #pragma unroll
   for (int r = 0; r < kLines; ++r) {
     Held<typename Op::Outputs, kColumns> outputs;
+    [[maybe_unused]] A pending[Op::Outputs::size];
     if constexpr (Op::kBased) {
       held<0>(outputs) = held<0>(lines[r]);
     } else {
@@ -153,7 +155,7 @@ __global__ void __launch_bounds__(kGroups *kWarp, kBlocks)
       for (int j = 0; j < kColumns; ++j) {
         typename Op::Result result;
         value[j] = op.step(value[j], item_at(r, j), result);
-        keep<Op, kColumns>(outputs, j, result);
+        keep<Op, kColumns>(outputs, j, result, pending);
         if constexpr (Op::kFinal) {
           if (there && r + 1 == left) store_final<Op>(g, column + j, value[j]);
         }

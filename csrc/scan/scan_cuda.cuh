@@ -57,11 +57,22 @@ struct CudaKernels {
     return kNames[int(path_of(g))];
   }
 
+  // Whether the device has a copy engine, and the shared memory that goes with it.
+  static bool streams() {
+    using S = StreamShape<Op, Tuning<Op>::kLongRun, Tuning<Op>::kLongWarps, Tuning<Op>::kLongStages>;
+    // One multiprocessor is the scanner's.
+    return DeviceGuard::kernels_can_wait() && attribute(cudaDevAttrMultiProcessorCount) > 1 &&
+           attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) >= int(S::kSharedBytes + S::kControlBytes);
+  }
+
   static void run(const Flags &flags, const Geometry &g, std::byte *base, Stream stream) {
     Op op;
     op.flags = flags;
     const Path path = path_of(g);
     if constexpr (!Op::kRare) {
+      if constexpr (Tuning<Op>::kStreams) {
+        if (path == Path::long_rows && streams() && neighbours<Op>(g)) return launch_stream(op, g, base, stream);
+      }
       if (path == Path::long_rows) return launch_long(op, g, base, stream);
       if (path == Path::columns) return launch_columns(op, g, base, stream);
     }

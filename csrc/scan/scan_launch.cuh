@@ -7,6 +7,7 @@
 
 #include "runtime/workspace.h"
 #include "scan/scan_columns.cuh"
+#include "scan/scan_stream.cuh"
 
 namespace baracuda::scan {
 
@@ -18,9 +19,21 @@ struct Tuning {
   // A lane's elements of a row.
   static constexpr int kRun = kWidest == 8 ? 8 : kWidest == 2 ? 32 : 16;
   static constexpr int kRowBlocks = kInputs > 1 ? 2 : kRun == 32 ? 3 : 4;
-  static constexpr int kLongWarps = Op::kBased && kInputs == 1 && kRun < 32 ? 16 : 8;
   static constexpr bool kLargeMap = sizeof(typename Op::Map) >= 16;
-  static constexpr int kLongBlocks = kInputs > 1 || kLongWarps == 16 || kLargeMap ? 2 : Op::kBased ? 3 : 4;
+  // Long rows stream where a tile needs little computing and few bytes wait for what comes before. Tiles are then of
+  // one shape whatever kernel takes them, so that alignment doesn't show.
+  static constexpr bool kStreams = kInputs == 1 && Op::Outputs::size == 1 &&
+                                   Bytes<typename Op::Outputs>::all(kWidest) &&
+                                   std::is_floating_point_v<typename Op::Acc> && !Op::kBased && !Op::kRare;
+  static constexpr int kLongRun = kStreams ? 80 / kWidest : kRun;
+  static constexpr int kLongWarps = kStreams ? (kLargeMap ? 16 : 12) : Op::kBased && kInputs == 1 && kRun < 32 ? 16 : 8;
+  static constexpr int kLongBlocks = kStreams && kLargeMap                                      ? 1
+                                     : kStreams || kInputs > 1 || kLongWarps == 16 || kLargeMap ? 2
+                                     : Op::kBased                                               ? 3
+                                                                                                : 4;
+  // Of the streaming kernel: as many as shared memory holds; and how many tiles are reduced ahead.
+  static constexpr int kLongStages = kLargeMap ? 5 : 7;
+  static constexpr int kLongAhead = kLargeMap ? 3 : 4;
   // Narrow integers are many kinds of kernels for few uses, so theirs are small.
   static constexpr bool kSmall = std::is_same_v<typename Op::Acc, int64_t> && kWidest < 4;
   // Columns of a thread: eight bytes, but not more than four, and two where there are several inputs.
@@ -33,7 +46,7 @@ struct Tuning {
                                                                                                           : 3;
 };
 template <class Op>
-constexpr int kLongTile = Tuning<Op>::kLongWarps * Share<Op, Tuning<Op>::kRun>::kItems;
+constexpr int kLongTile = Tuning<Op>::kLongWarps * Share<Op, Tuning<Op>::kLongRun>::kItems;
 
 // From this many rows on, a block for each row fills the card.
 constexpr int64_t kRowsThatFill = 256;
@@ -75,12 +88,12 @@ Accesses accesses_of(const Geometry &g) {
 }
 
 // Of the current device.
-inline int multiprocessors() {
+inline int attribute(cudaDeviceAttr of) {
   int device = 0;
-  int count = 0;
+  int value = 0;
   check_cuda(cudaGetDevice(&device), "cudaGetDevice");
-  check_cuda(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute");
-  return count;
+  check_cuda(cudaDeviceGetAttribute(&value, of, device), "cudaDeviceGetAttribute");
+  return value;
 }
 
 inline void allow_shared(const void *kernel, size_t bytes) {
@@ -123,9 +136,12 @@ struct LongWorkspace {
     begin = base;
     bytes = workspace.size();
   }
+  void clear(Stream stream) const {
+    check_cuda(cudaMemsetAsync(begin, 0, bytes, static_cast<cudaStream_t>(stream)), "cudaMemsetAsync");
+  }
 };
 
-template <class Op, int kRun = Tuning<Op>::kRun, int kWarps = Tuning<Op>::kLongWarps,
+template <class Op, int kRun = Tuning<Op>::kLongRun, int kWarps = Tuning<Op>::kLongWarps,
           int kBlocks = Tuning<Op>::kLongBlocks>
 void launch_long(const Op &op, const Geometry &g, std::byte *base, Stream stream) {
   using Tile = Share<Op, kRun>;
@@ -133,11 +149,34 @@ void launch_long(const Op &op, const Geometry &g, std::byte *base, Stream stream
   const size_t bytes = size_t(kWarps) * Tile::kStageBytes;
   const auto kernel = scan_long_rows<Op, kRun, kWarps, kBlocks>;
   allow_shared(reinterpret_cast<const void *>(kernel), bytes);
-  check_cuda(cudaMemsetAsync(workspace.begin, 0, workspace.bytes, static_cast<cudaStream_t>(stream)),
-             "cudaMemsetAsync");
+  workspace.clear(stream);
   // As many blocks as the card holds; each takes tiles until there are no more. One is the scanner's.
-  const int64_t blocks = std::min<int64_t>(workspace.tiles.total, int64_t(multiprocessors()) * kBlocks - 1) + 1;
+  const int64_t blocks =
+      std::min<int64_t>(workspace.tiles.total, int64_t(attribute(cudaDevAttrMultiProcessorCount)) * kBlocks - 1) + 1;
   launch(kernel, {blocks, kWarps * kWarp, bytes}, stream, op, g, accesses_of<Op, kRun>(g), workspace.tiles);
+}
+
+// Whether the copy engine can bring and take all rows: elements are neighbours, in one direction.
+template <class Op, int kRun = Tuning<Op>::kLongRun>
+bool neighbours(const Geometry &g) {
+  const Accesses accesses = accesses_of<Op, kRun>(g);
+  for (int operand = 0; operand < Layout<Op>::kLines; ++operand)
+    if (g.data[operand] && (accesses.of[operand] == kStrided || accesses.of[operand] != accesses.of[0])) return false;
+  return true;
+}
+
+template <class Op, int kRun = Tuning<Op>::kLongRun, int kWarps = Tuning<Op>::kLongWarps,
+          int kStages = Tuning<Op>::kLongStages, int kAhead = Tuning<Op>::kLongAhead>
+void launch_stream(const Op &op, const Geometry &g, std::byte *base, Stream stream) {
+  using S = StreamShape<Op, kRun, kWarps, kStages>;
+  const LongWorkspace<Op> workspace(g, S::kTile, base);
+  const auto kernel = scan_stream<Op, kRun, kWarps, kStages, kAhead>;
+  allow_shared(reinterpret_cast<const void *>(kernel), S::kSharedBytes);
+  workspace.clear(stream);
+  const int64_t blocks =
+      std::min<int64_t>(int64_t(workspace.tiles.total) + 1, attribute(cudaDevAttrMultiProcessorCount));
+  launch(kernel, {blocks, S::kThreads, S::kSharedBytes}, stream, op, g, accesses_of<Op, kRun>(g).of[0] == kBackward,
+         workspace.tiles);
 }
 
 // One slot for each column's carry, zeroed by one memset.

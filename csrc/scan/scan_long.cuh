@@ -166,7 +166,6 @@ __global__ void __launch_bounds__(kWarps *kWarp, kBlocks)
   using Value = typename Op::Value;
   using Tile = Share<Op, kRun>;
   using Rows = typename Tile::Rows;
-  constexpr int kShift = std::bit_width(unsigned(Tile::kItems)) - 1;
   extern __shared__ __align__(16) std::byte stages[];
   __shared__ Map totals[kWarps];
   __shared__ Value prefix;
@@ -183,7 +182,7 @@ __global__ void __launch_bounds__(kWarps *kWarp, kBlocks)
   const auto row_of = [&](uint32_t tile) { return int64_t(tile / tiles.per_row); };
   const auto place_of = [&](uint32_t tile) { return tile % tiles.per_row; };
   const auto slots_of = [&](uint32_t tile) {
-    return Slots(g, row_of(tile), (int64_t(place_of(tile)) * kWarps + warp) * Tile::kItems, kShift, Tile::kItems);
+    return Tile::one_row(g, row_of(tile), (int64_t(place_of(tile)) * kWarps + warp) * Tile::kItems);
   };
   Tile held;
   Map before = op.identity();  // the lane's run, within the held tile
@@ -208,7 +207,7 @@ __global__ void __launch_bounds__(kWarps *kWarp, kBlocks)
     __syncthreads();
     if (more) {
       Map others = lane < kWarps ? totals[lane] : op.identity();
-      others = warp_scan<kWarps>(op, others, lane, kWarps);
+      others = warp_scan<kWarps>(op, others, lane);
       if (warp == 0 && lane == kWarps - 1)
         publish(tiles.aggregates + size_t(tile) * Words<Map>::count,
                 place_of(tile) == 0 ? with_initial(op, g, others, row_of(tile)) : others, kReady);
