@@ -94,6 +94,13 @@ __device__ __forceinline__ void each_row(const SpreadSizes &sizes, int64_t (&row
   body(int(threadIdx.x) & (sizes.across - 1));
 }
 
+// Loads a word at once: memory that is looked at as bits of another type would be loaded by single bytes.
+template <class Pack, class Word>
+__device__ __forceinline__ Pack load_pack(const Word *from) {
+  const Word word = *from;
+  return bit_cast<Pack>(word);
+}
+
 template <class Rule, int kVector>
 __global__ __launch_bounds__(kSegmentThreads) void gather_gradient(const __grid_constant__ Rule rule,
                                                                    const __grid_constant__ SpreadSizes sizes,
@@ -113,10 +120,10 @@ __global__ __launch_bounds__(kSegmentThreads) void gather_gradient(const __grid_
       for (int r = 0; r < 4; ++r) {
         if (segment[r] < 0) continue;
         const Element *from = static_cast<const Element *>(d_output.data) + segment[r] * d_output.row;
-        dy[r] = bit_cast<Pack>(*reinterpret_cast<const Word *>(from + column * d_output.column));
+        dy[r] = load_pack<Pack>(reinterpret_cast<const Word *>(from + column * d_output.column));
         if constexpr (Rule::kUsesInput) {
           from = static_cast<const Element *>(input.data) + row[r] * input.row;
-          x[r] = bit_cast<Pack>(*reinterpret_cast<const Word *>(from + column * input.column));
+          x[r] = load_pack<Pack>(reinterpret_cast<const Word *>(from + column * input.column));
         }
       }
 #pragma unroll
@@ -155,7 +162,7 @@ __global__ __launch_bounds__(kSegmentThreads) void gather_chosen(const __grid_co
         Pack result = {};
         if (segment[r] >= 0) {
           const Bits *from = static_cast<const Bits *>(d_output.data) + segment[r] * d_output.row;
-          const Pack dy = bit_cast<Pack>(*reinterpret_cast<const Word *>(from + column * d_output.column));
+          const Pack dy = load_pack<Pack>(reinterpret_cast<const Word *>(from + column * d_output.column));
           const Arg *named = static_cast<const Arg *>(arg.data) + segment[r] * arg.row + column * arg.column;
 #pragma unroll
           for (int v = 0; v < kVector; v += kArgs) {
