@@ -120,6 +120,7 @@ struct SegmentSpace {
   std::byte *states = nullptr;  // of each segment and column, for a backward
   SegmentNumbers ids;           // of each row, from offsets
   uint32_t *counts = nullptr;
+  std::byte *ends = nullptr;  // of chunks of runs
 };
 
 // Rows so narrow that neighbouring lanes take segments, not columns.

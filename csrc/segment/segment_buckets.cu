@@ -183,11 +183,12 @@ void segment_take_cells(Workspace &workspace, const SegmentProblem &problem, siz
     space.cells = SegmentCells::runs;
     int32_t chunk = problem.ids == SegmentIds::offsets ? kRangeChunk : 4096;
     constexpr int64_t kWarps = kMultiprocessors * 4 * kRunWarps;
-    while (problem.ids == SegmentIds::sorted && chunk > kRunStep * kRunSteps && ceil_div(problem.rows, chunk) < kWarps) chunk /= 2;
+    while (problem.ids == SegmentIds::sorted && chunk > kRunStep * kRunSteps && ceil_div(problem.rows, chunk) < kWarps)
+      chunk /= 2;
     space.chunks = {chunk, ceil_div(problem.rows, chunk)};
     space.partial = workspace.take<std::byte>(2 * space.chunks.count * int64_t(state));
     space.counts = workspace.take<uint32_t>(2 * space.chunks.count);
-    space.states = workspace.take<std::byte>(space.chunks.count * int64_t(sizeof(SegmentRunEnd)));
+    space.ends = workspace.take<std::byte>(space.chunks.count * int64_t(sizeof(SegmentRunEnd)));
     return;
   }
   if (problem.rows < problem.segments) return;
@@ -196,13 +197,16 @@ void segment_take_cells(Workspace &workspace, const SegmentProblem &problem, siz
   constexpr int kFewestBits = 7;
   constexpr int kMostBits = 14;
   constexpr int kManyBits = 13;
-  const auto bits_of = [&](int64_t buckets) { return int(std::bit_width(uint64_t(ceil_div(problem.segments, buckets) - 1))); };
+  const auto bits_of = [&](int64_t buckets) {
+    return int(std::bit_width(uint64_t(ceil_div(problem.segments, buckets) - 1)));
+  };
   int cell_bits = std::max(kFewestBits, bits_of(wanted));
   if (cell_bits > kManyBits) cell_bits = std::max(kManyBits, bits_of(kMostBuckets));
   if (cell_bits > kMostBits) return;
   constexpr int kMostCopyBits = 3;
   int copy_bits = kMostCopyBits;
-  while (!problem.extreme() && copy_bits >= 0 && int64_t(segment_bucket_sum_bytes(problem, cell_bits, copy_bits)) > most)
+  while (!problem.extreme() && copy_bits >= 0 &&
+         int64_t(segment_bucket_sum_bytes(problem, cell_bits, copy_bits)) > most)
     --copy_bits;
   if (copy_bits < 0) return;
   space.cells = SegmentCells::buckets;

@@ -74,12 +74,11 @@ __global__ __launch_bounds__(kFewThreads, 2) void segment_few(const __grid_const
   const int64_t apart = beside * call.input.row;
   const int64_t step = int64_t(call.parts) * (kFewThreads / 32) * batch;
 
-  const auto load = [&](int64_t first, Pack (&pack)[kFewRows]) {
+  const auto load = [&](int64_t first, Pack(&pack)[kFewRows]) {
     const Element *from = input + (first + among) * call.input.row;
     if (whole && first + batch <= call.rows) {
 #pragma unroll
-      for (int r = 0; r < kFewRows; ++r)
-        pack[r] = bit_cast<Pack>(*reinterpret_cast<const Word *>(from + r * apart));
+      for (int r = 0; r < kFewRows; ++r) pack[r] = bit_cast<Pack>(*reinterpret_cast<const Word *>(from + r * apart));
     } else {
 #pragma unroll
       for (int r = 0; r < kFewRows; ++r) {

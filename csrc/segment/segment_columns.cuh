@@ -42,7 +42,8 @@ __device__ __forceinline__ BucketPiece find_bucket_piece(const SegmentBuckets &b
   const int b = int(threadIdx.x);
   int pieces = 0;
   if (b < kMostBuckets) {
-    if (b < buckets.count) pieces = int(max(int64_t(1), (int64_t(buckets.totals[b]) + buckets.piece - 1) / buckets.piece));
+    if (b < buckets.count)
+      pieces = int(max(int64_t(1), (int64_t(buckets.totals[b]) + buckets.piece - 1) / buckets.piece));
     int behind = pieces;
     for (int apart = 1; apart < 32; apart *= 2) {
       const int other = __shfl_up_sync(~0u, behind, apart);
@@ -132,8 +133,8 @@ __device__ __forceinline__ bool last_of_bucket(const SegmentBuckets &buckets, co
 }
 
 template <class Op>
-__global__ __launch_bounds__(kBucketThreads, 1) void bucket_extremes(
-    const __grid_constant__ SegmentBucketCall<Op> call) {
+__global__ __launch_bounds__(kBucketThreads,
+                             1) void bucket_extremes(const __grid_constant__ SegmentBucketCall<Op> call) {
   using Element = typename Op::Element;
   using Place = typename Op::Place;
   using State = typename Op::State;
@@ -231,9 +232,8 @@ __global__ __launch_bounds__(kBucketThreads, 1) void bucket_sums(const __grid_co
   if (piece.bucket < 0) return;
   const int bits = 32 - __clz(int(piece.rows));
   const auto visit = [&](const auto &take) {
-    visit_bucket<Element, uint16_t, 4>(buckets, piece, [&](Element element, uint16_t place, int64_t) {
-      take(float(element), int(place));
-    });
+    visit_bucket<Element, uint16_t, 4>(
+        buckets, piece, [&](Element element, uint16_t place, int64_t) { take(float(element), int(place)); });
   };
   visit([&](float x, int cell) {
     const uint32_t top = BucketSum::top(x);

@@ -36,7 +36,7 @@ struct SegmentRunCall {
   int64_t segments;
   int64_t chunks;
   int32_t chunk;
-  bool paired;  // four rows can be loaded at once
+  bool paired;                  // four rows can be loaded at once
   typename Op::State *partial;  // of a chunk, what belongs to a segment of the chunk before, and to one of that after
   uint32_t *lengths;
   SegmentRunEnd *ends;
@@ -117,8 +117,7 @@ __global__ __launch_bounds__(kRunThreads, 4) void reduce_runs(const __grid_const
       for (int s = 0; s < kRunSteps; ++s) {
         const int64_t row = at + s * kRunStep + lane * 4;
 #pragma unroll
-        for (int i = 0; i < int(4 * sizeof(Id) / 16); ++i)
-          given[s][i] = reinterpret_cast<const Ids *>(ids + row)[i];
+        for (int i = 0; i < int(4 * sizeof(Id) / 16); ++i) given[s][i] = reinterpret_cast<const Ids *>(ids + row)[i];
         const Elements some = bit_cast<Elements>(*reinterpret_cast<const Word *>(input + row));
 #pragma unroll
         for (int k = 0; k < 4; ++k) element[s][k] = some.value[k];
@@ -146,7 +145,7 @@ __global__ __launch_bounds__(kRunThreads, 4) void reduce_runs(const __grid_const
 #pragma unroll
     for (int s = 0; s < kRunSteps; ++s) {
       const int64_t row = at + s * kRunStep + lane * 4;
-      const uint32_t(&segment)[4] = segments[s];
+      const uint32_t (&segment)[4] = segments[s];
       State own[4];
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
@@ -334,7 +333,8 @@ __global__ __launch_bounds__(kRunThreads) void reduce_ranges(const __grid_consta
   int64_t end = __shfl_down_sync(~0u, begin, 1);
   if (lane == 31) end = range_bound(call, segment + 1);
   // Offsets that fall must not make more of a warp's work than there are rows.
-  if (segment >= call.segments || __any_sync(~0u, end < begin)) end = begin;
+  const bool falls = __any_sync(~0u, end < begin);
+  if (segment >= call.segments || falls) end = begin;
   const int64_t length = end - begin;
   State state = call.op.identity();
   uint32_t longs = __ballot_sync(~0u, length > kRangeShort);
@@ -382,8 +382,8 @@ __global__ __launch_bounds__(kRunThreads) void reduce_ranges(const __grid_consta
       if (l * 128 + lane * 4 < count) kept[l * 32 + lane] = some[l];
     __syncwarp();
     const Element *at = reinterpret_cast<const Element *>(kept);
-    const int from = int(min(begin - first, int64_t(kRangeStaged)));
-    const int to = int(max(int64_t(0), min(end - first, int64_t(kRangeStaged))));
+    const int to = begin < end ? int(min(end - first, int64_t(kRangeStaged))) : 0;
+    const int from = begin < end ? int(min(begin - first, int64_t(kRangeStaged))) : 0;
     for (int i = from; i < to; ++i) call.op.add(state, at[i], typename Op::Row(first + i));
     if (from < to) begin = first + to;
   }
@@ -427,8 +427,7 @@ __global__ __launch_bounds__(kRunThreads) void reduce_longs(const __grid_constan
         if (p + a * 32 < pieces) call.op.join(whole[0], some[a]);
     }
     for (int apart = 16; apart > 0; apart /= 2)
-      call.op.join(whole[0],
-                   segment_move(whole[0], [&](uint32_t word) { return __shfl_xor_sync(~0u, word, apart); }));
+      call.op.join(whole[0], segment_move(whole[0], [&](uint32_t word) { return __shfl_xor_sync(~0u, word, apart); }));
     if (lane == 0) call.op.template store<1>(segment, 0, end - begin, whole);
   }
 }
@@ -448,9 +447,9 @@ void segment_reduce_runs(const SegmentProblem &problem, const SegmentView &input
   call.paired = input.row == 1 && segment_aligned({input.data, 4, 1}, 4, sizeof(typename Op::Element));
   call.partial = reinterpret_cast<typename Op::State *>(space.partial);
   call.lengths = space.counts;
-  call.ends = reinterpret_cast<SegmentRunEnd *>(space.states);
+  call.ends = reinterpret_cast<SegmentRunEnd *>(space.ends);
   if (problem.ids == SegmentIds::offsets) {
-    call.longs = {reinterpret_cast<uint32_t *>(space.states), space.counts};
+    call.longs = {reinterpret_cast<uint32_t *>(space.ends), space.counts};
     const Grid grid = {ceil_div(problem.segments, kRunThreads), kRunThreads};
     const Grid chunks = {ceil_div(call.chunks, kRunWarps), kRunThreads};
     launch(forget_longs<Op>, {ceil_div(call.chunks, kRunThreads), kRunThreads}, stream, call);
