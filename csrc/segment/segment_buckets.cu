@@ -162,8 +162,10 @@ void segment_take_cells(Workspace &workspace, const SegmentProblem &problem, siz
   constexpr int64_t kFewSegments = 1024;
   const int64_t most = shared_bytes();
   const auto bytes = [&](int vector) { return int64_t(segment_few_bytes(problem, state, vector)); };
-  const int vector = problem.columns > 32 && bytes(2) <= most ? 2 : 1;
-  if (problem.segments < kFewSegments && problem.ids != SegmentIds::offsets && bytes(vector) <= most) {
+  const int vector = problem.columns > 32 ? 2 : 1;
+  // With fewer blocks side by side, sorting was faster.
+  constexpr int64_t kFewestBlocks = 3;
+  if (problem.segments < kFewSegments && problem.ids != SegmentIds::offsets && bytes(vector) * kFewestBlocks <= most) {
     space.cells = SegmentCells::few;
     SegmentFew &few = space.few;
     few.vector = vector;
