@@ -78,7 +78,11 @@ __global__ __launch_bounds__(kFewThreads, 2) void segment_few(const __grid_const
     const Element *from = input + (first + among) * call.input.row;
     if (whole && first + batch <= call.rows) {
 #pragma unroll
-      for (int r = 0; r < kFewRows; ++r) pack[r] = bit_cast<Pack>(*reinterpret_cast<const Word *>(from + r * apart));
+      for (int r = 0; r < kFewRows; ++r) {
+        // In a variable of its own: a reference to memory would be copied byte by byte.
+        const Word word = *reinterpret_cast<const Word *>(from + r * apart);
+        pack[r] = bit_cast<Pack>(word);
+      }
     } else {
 #pragma unroll
       for (int r = 0; r < kFewRows; ++r) {

@@ -118,7 +118,9 @@ __global__ __launch_bounds__(kRunThreads, 4) void reduce_runs(const __grid_const
         const int64_t row = at + s * kRunStep + lane * 4;
 #pragma unroll
         for (int i = 0; i < int(4 * sizeof(Id) / 16); ++i) given[s][i] = reinterpret_cast<const Ids *>(ids + row)[i];
-        const Elements some = bit_cast<Elements>(*reinterpret_cast<const Word *>(input + row));
+        // In a variable of its own: a reference to memory would be copied byte by byte.
+        const Word word = *reinterpret_cast<const Word *>(input + row);
+        const Elements some = bit_cast<Elements>(word);
 #pragma unroll
         for (int k = 0; k < 4; ++k) element[s][k] = some.value[k];
       }
@@ -366,8 +368,10 @@ __global__ __launch_bounds__(kRunThreads) void reduce_ranges(const __grid_consta
     if (call.paired && first + kRangeStaged <= call.rows) {
 #pragma unroll
       for (int l = 0; l < kLoads; ++l)
-        if (l * 128 + lane * 4 < count)
-          some[l] = bit_cast<Elements>(*reinterpret_cast<const Word *>(input + first + l * 128 + lane * 4));
+        if (l * 128 + lane * 4 < count) {
+          const Word word = *reinterpret_cast<const Word *>(input + first + l * 128 + lane * 4);
+          some[l] = bit_cast<Elements>(word);
+        }
     } else {
 #pragma unroll
       for (int l = 0; l < kLoads; ++l) {
