@@ -447,6 +447,124 @@ def test_sums_of_many_rows(backend: Backend, size: tuple[int, int, int], form: s
     assert_same_bits(forward(backend, "max", data, ids, segments, form)[0], output)
 
 
+def spread_ids(rng: np.random.Generator, how: str, rows: int, segments: int, form: str) -> np.ndarray:
+    """Ids, or offsets, of which some segments have nearly all rows, or all rows, or none."""
+    if how == "even":
+        ids = rng.integers(0, segments, rows)
+    elif how == "skewed":
+        ids = np.minimum((np.exp(rng.random(rows) * np.log(segments / 2 + 1)) * 2 - 2).astype(np.int64), segments - 1)
+        ids = rng.permutation(segments)[ids]
+    elif how == "one":
+        ids = np.full(rows, segments // 2)
+        ids[rng.random(rows) < 0.01] = segments - 1
+    else:
+        ids = rng.choice(np.array([0, 1, segments // 3, segments - 1]), rows)
+    if form == "unsorted":
+        dropped = rng.random(rows) < 0.05
+        return np.where(dropped, rng.choice(np.array(HOSTILE["int64"]), rows), ids)
+    ids = np.sort(ids)
+    if form == "sorted":
+        ids[: rows // 50] = HOSTILE["int64"][1]
+        ids[-(rows // 50) :] = segments
+        return ids
+    return np.searchsorted(ids, np.arange(segments + 1)) - (rng.random() < 0.5)
+
+
+COLUMN_SIZES = ((16384, 300), (20001, 5000), (33333, 16000), (16391, 90000))
+
+
+@pytest.mark.sanitizer
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("how", ["even", "skewed", "one", "four"])
+@pytest.mark.parametrize("form", FORMS)
+def test_single_columns(backend: Backend, form: str, how: str, dtype: str) -> None:
+    """Of many rows, however they are spread over segments."""
+    for rows, segments in COLUMN_SIZES if backend.is_cuda else [(3001, 700)]:
+        rng = np.random.default_rng(rows)
+        ids = spread_ids(rng, how, rows, segments, form)
+        if rows == 20001 and form == "offsets":
+            ids = ids.astype(np.int32)
+        members = reference.rows_of_segments(form, ids, rows, segments)
+        data = make_data(rng, (rows, 1), dtype)
+        data[rng.random(data.shape) < 2e-4] = np.nan
+        data[rng.random(data.shape) < 2e-4] = np.inf
+        data[rng.random(data.shape) < 2e-4] = -np.inf
+        with np.errstate(invalid="ignore"):
+            for kind in ("sum", "mean"):
+                plain, _ = forward(backend, kind, data, ids, segments, form)
+                check_forward(kind, data, members, plain)
+                assert_same_bits(forward(backend, kind, data, ids, segments, form, misalign=1)[0], plain)
+        filled = [bool(own) for own in members]
+        for kind in EXTREMES:
+            output, arg = forward(backend, kind, data, ids, segments, form, return_arg=True)
+            check_forward(kind, data, members, output, arg)
+            assert_same_bits(forward(backend, kind, data, ids, segments, form, misalign=1)[0], output)
+            d_output = rng.standard_normal((segments, 1)).astype(data.dtype)
+            expected = np.zeros_like(data)
+            expected[arg[filled, 0], 0] = d_output[filled, 0]
+            assert_same_bits(backward(backend, kind, d_output, data, ids, form), expected)
+            assert_same_bits(backward(backend, kind, d_output, data, ids, form, arg=arg), expected)
+
+
+@pytest.mark.parametrize("how", ["even", "skewed", "one"])
+def test_sums_in_buckets_are_as_good_as_exact(backend: Backend, how: str) -> None:
+    """n of N rows lose less than n * N * 2^-61 of the segment's largest magnitude, and the result is rounded to
+    float32; so neither the order of rows nor what other segments hold makes a difference."""
+    rows, segments = (40000, 3000) if backend.is_cuda else (4000, 300)
+    rng = np.random.default_rng(17)
+    ids = spread_ids(rng, how, rows, segments, "unsorted")
+    scale = 2.0 ** rng.integers(-90, 90, segments)
+    known = (ids >= 0) & (ids < segments)
+    data = rng.standard_normal(rows) * np.where(known, scale[np.where(known, ids, 0)], 1e30)
+    # What cancels leaves nothing but errors.
+    partner = rng.permutation(rows)[: rows // 2]
+    data[partner] *= 2.0 ** rng.integers(-20, 1, partner.size)
+    data = data.astype(np.float32)[:, None]
+    plan = bc.SegmentReducePlan(
+        kind="sum", num_inputs=rows, embedding_dim=1, num_segments=segments, dtype="float32", device=backend.device
+    )
+    output, _ = forward(backend, "sum", data, ids, segments)
+    members = reference.rows_of_segments("unsorted", ids, rows, segments)
+    if not backend.is_cuda:
+        check_forward("sum", data, members, output)
+        return
+    assert plan.path == "buckets"
+    for segment, own in enumerate(members):
+        values = [float(data[row, 0]) for row in own]
+        exact = math.fsum(values)
+        lost = len(own) * rows * 2.0**-61 * max(map(abs, values), default=0.0)
+        bound = abs(exact) * UNIT["float32"] + lost * (1 + UNIT["float32"]) + TINY["float32"]
+        assert abs(float(output[segment, 0]) - exact) <= bound
+    shuffled = rng.permutation(rows)
+    if how != "one":
+        assert_same_bits(forward(backend, "sum", data[shuffled], ids[shuffled], segments)[0], output)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("size", [(20000, 1, 3000), (900, 8, 70), (300, 5, 40), (40, 3, 0)], ids=str)
+def test_sums_in_any_order(backend: Backend, size: tuple[int, int, int], dtype: str) -> None:
+    """What deterministic=False allows: the same sums within the same bounds."""
+    rows, columns, segments = size
+    rng = np.random.default_rng(19)
+    ids = make_ids(rng, "unsorted", rows, segments, hostile=True)
+    members = reference.rows_of_segments("unsorted", ids, rows, segments)
+    data = rng.standard_normal((rows, columns)).astype(support.DTYPES[dtype].numpy)
+    any_order = bc.PlanPreference(deterministic=False)
+    for kind in ("sum", "mean"):
+        for options in ({}, {"empty_value": 3.0}, {"layouts": ("stepped", "stepped")}):
+            output, _ = forward(backend, kind, data, ids, segments, preference=any_order, **options)
+            filled = [bool(own) for own in members]
+            if segments:
+                check_forward(kind, data, [own for own in members if own], output[filled])
+            assert (output[~np.array(filled, bool)] == options.get("empty_value", 0)).all()
+    plan = bc.SegmentReducePlan(
+        kind="sum", num_inputs=rows, embedding_dim=columns, num_segments=segments, dtype=dtype, device=backend.device,
+        preference=any_order,
+    )  # fmt: skip
+    assert plan.precision_guarantee.deterministic == (plan.path != "atomic")
+    assert (plan.path == "atomic") == (backend.is_cuda and segments > 0)
+
+
 @given(st.data())
 def test_any_problem(data: st.DataObject) -> None:
     rows, columns, segments = (data.draw(st.integers(0, most)) for most in (40, 9, 12))

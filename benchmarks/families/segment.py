@@ -55,6 +55,8 @@ def rows(lab: Lab) -> Iterable[dict[str, Any]]:
     for size in map(shrink, GRAPHS):
         for kind in ("sum", "max"):
             yield from lab.measure(make(kind, size, "float32", skewed=True).case("fw"))
+        # What the same bits in every run cost.
+        yield from lab.measure(make("sum", size, "float32", skewed=True, note="any order").case("fw"))
 
 
 @dataclass
@@ -92,7 +94,8 @@ class _Segments:
 
     def plan(self, direction: str) -> Any:
         if direction == "fw":
-            return bc.SegmentReducePlan(**self.fields)
+            preference = bc.PlanPreference(deterministic=self.note != "any order")
+            return bc.SegmentReducePlan(**self.fields, preference=preference)
         saved = "arg" if direction == "bw arg" else "input"
         return bc.SegmentReduceBackwardPlan(**self.fields, saved=saved)
 

@@ -70,6 +70,14 @@ SegmentSpace forward_space(Workspace &workspace, const SegmentProblem &problem, 
   return space;
 }
 
+// Whether sums need not be the same bits in every run, and are faster so: few segments would wait for one another.
+bool adds_atomically(const SegmentProblem &problem, const SegmentSpace &space) {
+  const bool floats = problem.dtype.code != kDLInt && problem.dtype.code != kDLUInt;
+  return problem.any_order && floats && problem.ids == SegmentIds::unsorted &&
+         (problem.kind == SegmentKind::sum || problem.kind == SegmentKind::mean) &&
+         problem.segments * problem.columns > 0 && space.cells != SegmentCells::few;
+}
+
 SegmentSpace backward_space(Workspace &workspace, const SegmentProblem &problem, bool from_arg) {
   SegmentSpace space;
   if (problem.rows * problem.columns == 0) return space;
@@ -95,6 +103,7 @@ SegmentWay way_of(const SegmentProblem &problem, const SegmentSpace &space, size
   const char *path = problem.ids == SegmentIds::unsorted ? "sort" : "chunks";
   if (space.cells == SegmentCells::few) path = "few";
   if (space.cells == SegmentCells::buckets) path = "buckets";
+  if (space.cells == SegmentCells::runs) path = "runs";
   return {path, workspace};
 }
 
@@ -103,6 +112,7 @@ SegmentWay way_of(const SegmentProblem &problem, const SegmentSpace &space, size
 SegmentWay segment_reduce_way(const SegmentProblem &problem, bool with_arg) {
   Workspace counter(nullptr);
   const SegmentSpace space = forward_space(counter, problem, with_arg);
+  if (adds_atomically(problem, space)) return {"atomic", segment_atomic_bytes(problem), false};
   return way_of(problem, space, counter.size());
 }
 
@@ -118,7 +128,9 @@ void segment_reduce_cuda(const SegmentForward &call, std::byte *workspace, Strea
   Workspace pieces(workspace);
   const SegmentProblem &problem = call.problem;
   const SegmentSpace space = forward_space(pieces, problem, call.arg.data != nullptr);
-  if (problem.extreme()) {
+  if (adds_atomically(problem, space)) {
+    segment_add_atomically(call, workspace, stream);
+  } else if (problem.extreme()) {
     if (call.arg.data) {
       segment_places(call, space, stream);
     } else {

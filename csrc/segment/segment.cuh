@@ -84,21 +84,25 @@ struct SegmentFew {
   int parts = 1;
 };
 
-// Rows of one column by buckets of `cells` neighbouring segments, in tiles. Buckets of more than `piece` rows are
-// shared out; there are at most `units` pieces.
+// Rows of one column by `count` buckets of 2^cell_bits neighbouring segments, in tiles. Buckets of more than `piece`
+// rows are shared out; there are at most `units` pieces.
 struct SegmentBuckets {
-  int cells = 0;
-  Divider by_cells;
+  int cell_bits = 0;
+  int copy_bits = 0;  // of sums: there are 2^copy_bits cells for a segment
+  int count = 0;
+  uint32_t piece = 0;
   int64_t tiles = 0;
-  int64_t piece = 0;
   int64_t units = 0;
+  int64_t stride = 0;  // of tiles, in records of four rows
   void *elements = nullptr;
-  void *places = nullptr;      // the cell and, if wanted, the row in the tile
-  uint16_t *bounds = nullptr;  // where each tile's bucket begins, [buckets + 1][tiles]
-  uint32_t *totals = nullptr;  // rows of each bucket
+  void *places = nullptr;       // the cell and, if wanted, the row in the tile
+  uint16_t *bounds = nullptr;   // where each tile's bucket begins, [count + 1][tiles]
+  uint32_t *totals = nullptr;   // rows of each bucket
+  uint32_t *done = nullptr;     // pieces of each bucket that are reduced
+  uint32_t *lengths = nullptr;  // of pieces' segments
 };
 
-enum class SegmentCells { none, few, buckets };
+enum class SegmentCells { none, few, buckets, runs };
 
 // What a workspace holds; NULL where the problem has no use for it.
 struct SegmentSpace {
@@ -116,6 +120,7 @@ struct SegmentSpace {
   std::byte *states = nullptr;  // of each segment and column, for a backward
   SegmentNumbers ids;           // of each row, from offsets
   uint32_t *counts = nullptr;
+  std::byte *ends = nullptr;  // of chunks of runs
 };
 
 // Rows so narrow that neighbouring lanes take segments, not columns.
@@ -169,7 +174,8 @@ size_t segment_sort_bytes(const SegmentProblem &problem);
 // Takes cells where reductions without sorting are possible, else nothing.
 void segment_take_cells(Workspace &workspace, const SegmentProblem &problem, size_t state, SegmentSpace &space);
 size_t segment_few_bytes(const SegmentProblem &problem, size_t state, int vector);
-int segment_bucket_warps(int64_t cells, size_t state);
+size_t segment_bucket_bytes(int cell_bits, size_t cell);
+size_t segment_bucket_sum_bytes(const SegmentProblem &problem, int cell_bits, int copy_bits);
 void segment_fill_buckets(const SegmentProblem &problem, const SegmentView &input, const SegmentIndices &ids,
                           bool with_rows, const SegmentSpace &space, Stream stream);
 
@@ -179,9 +185,15 @@ void segment_integer_sums(const SegmentForward &call, const SegmentSpace &space,
 void segment_products(const SegmentForward &call, const SegmentSpace &space, Stream stream);
 void segment_extremes(const SegmentForward &call, const SegmentSpace &space, Stream stream);
 void segment_places(const SegmentForward &call, const SegmentSpace &space, Stream stream);
+// Sums in the order in which rows come.
+void segment_add_atomically(const SegmentForward &call, std::byte *workspace, Stream stream);
+size_t segment_atomic_bytes(const SegmentProblem &problem);
 // Leave their states in the workspace.
 void segment_tallies(const SegmentBackward &call, const SegmentSpace &space, Stream stream);
 void segment_factors(const SegmentBackward &call, const SegmentSpace &space, Stream stream);
+// Of single columns of d_input in one piece, and ids; an arg of the workspace need not be checked.
+void segment_scatter_column(const SegmentBackward &call, const SegmentView &arg, int arg_bytes, bool checked,
+                            Stream stream);
 // From those, or from arg, which may stand in the workspace, to the gradient.
 void segment_spread(const SegmentBackward &call, const SegmentSpace &space, Stream stream);
 

@@ -79,7 +79,8 @@ struct SegmentProblem {
   SegmentIds ids = SegmentIds::unsorted;
   DLDataType dtype = {};
   bool wide_index = false;
-  bool even = false;  // ties share
+  bool even = false;       // ties share
+  bool any_order = false;  // sums may differ in their last bits from run to run
 
   bool extreme() const { return kind == SegmentKind::max || kind == SegmentKind::min; }
 };
@@ -342,6 +343,7 @@ void segment_reduce_backward_cpu(const SegmentBackward &call);
 struct SegmentWay {
   const char *path;
   size_t workspace;
+  bool deterministic = true;
 };
 SegmentWay segment_reduce_way(const SegmentProblem &problem, bool with_arg);
 SegmentWay segment_reduce_backward_way(const SegmentProblem &problem, bool from_arg);

@@ -8,131 +8,127 @@ constexpr int kTileThreads = 512;
 constexpr int kTileWarps = kTileThreads / 32;
 constexpr int kTileItems = kBucketTile / kTileThreads;
 constexpr uint32_t kNowhere = ~uint32_t(0);
+static_assert(kTileThreads == kMostBuckets);
 
-template <class Bits, class Place>
-struct TileMemory {
-  uint32_t peers[kTileWarps][kBuckets];   // lanes of a warp that have the bucket
-  uint16_t counts[kTileWarps][kBuckets];  // rows that a warp has seen of it, then where they begin
-  uint32_t begins[kBuckets];
-  Bits elements[kBucketTile];
-  Place places[kBucketTile];
-};
+__global__ __launch_bounds__(kMostBuckets) void forget_totals(SegmentBuckets buckets) {
+  buckets.totals[threadIdx.x] = 0;
+  buckets.done[threadIdx.x] = 0;
+}
 
-__global__ __launch_bounds__(kBuckets) void forget_totals(uint32_t *totals) { totals[threadIdx.x] = 0; }
+// Which of a tile's rows a thread has: two neighbours at a time.
+__device__ __forceinline__ int row_in_tile(int k) { return (k / 2) * 2 * kTileThreads + 2 * int(threadIdx.x) + k % 2; }
 
-// Rows of a tile in the order of buckets, and in each as they come: a warp has neighbouring rows.
-template <class Bits, class Place>
+template <class T>
+__device__ __forceinline__ void load_pairs(const T *from, T (&to)[kTileItems]) {
+  using Pair = SegmentPack<T, 2>;
+#pragma unroll
+  for (int k = 0; k < kTileItems; k += 2) {
+    const Pair pair = *reinterpret_cast<const Pair *>(from + row_in_tile(k));
+    to[k] = pair.value[0];
+    to[k + 1] = pair.value[1];
+  }
+}
+
+// Rows of a tile by buckets, in each in any order, with fillers that belong to no segment.
+template <class Bits, class Place, class Id>
 __global__ __launch_bounds__(kTileThreads, 2) void fill_buckets(const __grid_constant__ SegmentBuckets buckets,
                                                                 SegmentView input, SegmentIndices ids, int64_t rows,
-                                                                int64_t segments, Bits *elements, Place *places,
-                                                                uint16_t *bounds) {
+                                                                int64_t segments, bool paired) {
   extern __shared__ __align__(16) uint64_t segment_memory[];
-  auto &memory = *reinterpret_cast<TileMemory<Bits, Place> *>(segment_memory);
-  const int warp = int(threadIdx.x) / 32;
+  __shared__ uint32_t counts[kMostBuckets];
+  __shared__ uint32_t sums[kTileWarps];
+  const int records = int(buckets.stride) * kRecords;
+  Bits *elements = reinterpret_cast<Bits *>(segment_memory);
+  Place *places = reinterpret_cast<Place *>(elements + records);
   const int lane = int(threadIdx.x) & 31;
+  const int warp = int(threadIdx.x) / 32;
   const int64_t tile = blockIdx.x;
-  const int in_tile = warp * 32 * kTileItems + lane;
-  const int64_t first = tile * kBucketTile + in_tile;
+  const int64_t first = tile * kBucketTile;
+  counts[threadIdx.x] = 0;
   uint32_t id[kTileItems];
   Bits element[kTileItems];
   {
-    int64_t given[kTileItems];
-    segment_load_ids(ids, first, 32, rows, given);
+    Id given[kTileItems];
+    const Id *from = static_cast<const Id *>(ids.data);
+    const Bits *data = static_cast<const Bits *>(input.data);
+    if (paired && first + kBucketTile <= rows) {
+      load_pairs(from + first, given);
+      load_pairs(data + first, element);
+    } else {
+#pragma unroll
+      for (int k = 0; k < kTileItems; ++k) {
+        const int64_t row = min(first + row_in_tile(k), rows - 1);
+        given[k] = first + row_in_tile(k) < rows ? from[row * ids.stride] : Id(-1);
+        element[k] = data[row * input.row];
+      }
+    }
 #pragma unroll
     for (int k = 0; k < kTileItems; ++k)
-      element[k] = static_cast<const Bits *>(input.data)[min(first + k * 32, rows - 1) * input.row];
-#pragma unroll
-    for (int k = 0; k < kTileItems; ++k)
-      id[k] = uint64_t(given[k]) < uint64_t(segments) ? uint32_t(given[k]) : kNowhere;
+      id[k] = uint64_t(int64_t(given[k])) < uint64_t(segments) ? uint32_t(given[k]) : kNowhere;
   }
-  for (int b = lane; b < kBuckets; b += 32) {
-    memory.peers[warp][b] = 0;
-    memory.counts[warp][b] = 0;
-  }
-  __syncwarp();
-  // The bucket, and the rank among the warp's rows of it.
+  __syncthreads();
   uint32_t rank[kTileItems];
 #pragma unroll
-  for (int k = 0; k < kTileItems; ++k) {
-    const bool valid = id[k] != kNowhere;
-    const uint32_t bucket = valid ? buckets.by_cells.divide(id[k]) : 0;
-    volatile uint32_t *peers = &memory.peers[warp][bucket];
-    volatile uint16_t *count = &memory.counts[warp][bucket];
-    if (valid) atomicOr(&memory.peers[warp][bucket], 1u << lane);
-    __syncwarp();
-    uint32_t same = 0;
-    uint32_t before = 0;
-    if (valid) {
-      same = *peers;
-      before = *count;
-    }
-    __syncwarp();
-    if (valid && (same >> lane) == 1) {
-      *peers = 0;
-      *count = uint16_t(before + __popc(same));
-    }
-    __syncwarp();
-    rank[k] = bucket << 16 | (before + __popc(same & ((1u << lane) - 1)));
-  }
+  for (int k = 0; k < kTileItems; ++k)
+    if (id[k] != kNowhere) rank[k] = atomicAdd(counts + (id[k] >> buckets.cell_bits), 1u);
   __syncthreads();
-  // A bucket's rows begin behind those of the buckets before, a warp's behind those of the warps before.
+  const uint32_t count = counts[threadIdx.x];
+  const uint32_t whole = (count + kRecords - 1) / kRecords * kRecords;
+  uint32_t behind = whole;
+  for (int apart = 1; apart < 32; apart *= 2) {
+    const uint32_t other = __shfl_up_sync(~0u, behind, apart);
+    if (lane >= apart) behind += other;
+  }
+  if (lane == 31) sums[warp] = behind;
+  __syncthreads();
+  uint32_t begin = behind - whole;
   uint32_t total = 0;
-  if (threadIdx.x < kBuckets) {
-    for (int w = 0; w < kTileWarps; ++w) {
-      const uint32_t count = memory.counts[w][threadIdx.x];
-      memory.counts[w][threadIdx.x] = uint16_t(total);
-      total += count;
-    }
-    uint32_t sum = total;
-    for (int apart = 1; apart < 32; apart *= 2) {
-      const uint32_t other = __shfl_up_sync(~0u, sum, apart);
-      if (lane >= apart) sum += other;
-    }
-    memory.begins[threadIdx.x] = sum;
-  }
-  __syncthreads();
-  uint32_t begin = 0;
-  uint32_t kept = 0;
-  for (int w = 0; w < kBuckets / 32; ++w) {
-    const uint32_t sum = memory.begins[w * 32 + 31];
+  for (int w = 0; w < kTileWarps; ++w) {
+    const uint32_t sum = sums[w];
     if (w < warp) begin += sum;
-    kept += sum;
+    total += sum;
   }
-  if (threadIdx.x < kBuckets) begin += memory.begins[threadIdx.x] - total;
-  __syncthreads();
-  if (threadIdx.x < kBuckets) {
-    memory.begins[threadIdx.x] = begin;
-    bounds[threadIdx.x * buckets.tiles + tile] = uint16_t(begin);
-    if (total > 0) atomicAdd(buckets.totals + threadIdx.x, total);
+  counts[threadIdx.x] = begin;
+  const int b = int(threadIdx.x);
+  if (b < buckets.count) {
+    buckets.bounds[b * buckets.tiles + tile] = uint16_t(begin / kRecords);
+    if (count > 0) atomicAdd(buckets.totals + b, count);
+    for (uint32_t i = count; i < whole; ++i) {
+      elements[begin + i] = 0;
+      places[begin + i] = Place(uint32_t(1) << buckets.cell_bits << (sizeof(Place) == 4 ? kBucketTileBits : 0));
+    }
   }
-  if (threadIdx.x == 0) bounds[kBuckets * buckets.tiles + tile] = uint16_t(kept);
+  if (b == 0) buckets.bounds[buckets.count * buckets.tiles + tile] = uint16_t(total / kRecords);
   __syncthreads();
 #pragma unroll
   for (int k = 0; k < kTileItems; ++k) {
     if (id[k] == kNowhere) continue;
-    const uint32_t bucket = rank[k] >> 16;
-    const uint32_t at = (rank[k] & 0xffff) + memory.begins[bucket] + memory.counts[warp][bucket];
-    const uint32_t cell = id[k] - bucket * uint32_t(buckets.cells);
-    memory.elements[at] = element[k];
-    memory.places[at] = Place(sizeof(Place) == 4 ? cell << kBucketTileBits | uint32_t(in_tile + k * 32) : cell);
+    const uint32_t at = counts[id[k] >> buckets.cell_bits] + rank[k];
+    const uint32_t cell = id[k] & ((uint32_t(1) << buckets.cell_bits) - 1);
+    elements[at] = element[k];
+    places[at] = Place(sizeof(Place) == 4 ? cell << kBucketTileBits | uint32_t(row_in_tile(k)) : cell);
   }
   __syncthreads();
-  for (uint32_t i = threadIdx.x; i < kept; i += kTileThreads) {
-    elements[tile * kBucketTile + i] = memory.elements[i];
-    places[tile * kBucketTile + i] = memory.places[i];
+  auto *to = static_cast<Records<Bits> *>(buckets.elements) + tile * buckets.stride;
+  auto *places_to = static_cast<Records<Place> *>(buckets.places) + tile * buckets.stride;
+  for (int q = threadIdx.x; q < int(total) / kRecords; q += kTileThreads) {
+    to[q] = reinterpret_cast<const Records<Bits> *>(elements)[q];
+    places_to[q] = reinterpret_cast<const Records<Place> *>(places)[q];
   }
 }
 
-template <class Bits, class Place>
+template <class Bits, class Place, class Id>
 void fill(const SegmentProblem &problem, const SegmentView &input, const SegmentIndices &ids, const SegmentSpace &space,
           Stream stream) {
   const SegmentBuckets &buckets = space.buckets;
-  const size_t shared = sizeof(TileMemory<Bits, Place>);
-  const auto kernel = fill_buckets<Bits, Place>;
+  const size_t shared = size_t(buckets.stride) * kRecords * (sizeof(Bits) + sizeof(Place));
+  const auto kernel = fill_buckets<Bits, Place, Id>;
+  const bool paired = input.row == 1 && ids.stride == 1 && segment_aligned({input.data, 2, 1}, 2, sizeof(Bits)) &&
+                      segment_aligned({const_cast<void *>(ids.data), 2, 1}, 2, sizeof(Id));
   segment_allow_shared(reinterpret_cast<const void *>(kernel), shared);
-  launch(forget_totals, {1, kBuckets}, stream, buckets.totals);
+  launch(forget_totals, {1, kMostBuckets}, stream, buckets);
   launch(kernel, {buckets.tiles, kTileThreads, shared}, stream, buckets, input, ids, problem.rows, problem.segments,
-         static_cast<Bits *>(buckets.elements), static_cast<Place *>(buckets.places), buckets.bounds);
+         paired);
 }
 
 // What a block may have for cells.
@@ -141,80 +137,124 @@ int64_t shared_bytes() {
   int bytes = 0;
   check_cuda(cudaGetDevice(&device), "cudaGetDevice");
   check_cuda(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), "cudaDeviceGetAttribute");
-  constexpr int kReserved = 3 * 1024;
+  constexpr int kReserved = 4 * 1024;
   return bytes - kReserved;
 }
 
 }  // namespace
 
-int segment_bucket_warps(int64_t cells, size_t state) {
-  const int64_t each = shared_bytes() / cells - int64_t(sizeof(uint32_t));
-  return int(std::clamp<int64_t>(each / int64_t(state), 0, kMostBucketWarps));
+size_t segment_few_bytes(const SegmentProblem &problem, size_t state, int vector) {
+  return size_t(problem.segments) * (size_t(kFewThreads * vector) * state + sizeof(uint32_t)) +
+         segment_few_id_bytes(segment_across(problem.columns, vector));
 }
 
-size_t segment_few_bytes(const SegmentProblem &problem, size_t state, int vector) {
-  return size_t(problem.segments) * (size_t(kFewThreads * vector) * state + sizeof(uint32_t));
+size_t segment_bucket_bytes(int cell_bits, size_t cell) { return ((size_t(1) << cell_bits) + 1) * cell; }
+
+size_t segment_bucket_sum_bytes(const SegmentProblem &problem, int cell_bits, int copy_bits) {
+  const size_t cells = (size_t(1) << cell_bits) + 1;
+  return cells * sizeof(uint32_t) * (1 + (problem.kind == SegmentKind::mean ? 3 : 2) * (size_t(1) << copy_bits));
 }
 
 void segment_take_cells(Workspace &workspace, const SegmentProblem &problem, size_t state, SegmentSpace &space) {
   constexpr int64_t kMultiprocessors = 132;
   constexpr int64_t kFewestRows = 1 << 14;
-  if (problem.rows < kFewestRows || problem.ids == SegmentIds::offsets || problem.rows > kSegmentMostRows) return;
+  if (problem.rows < kFewestRows || problem.rows > kSegmentMostRows) return;
   constexpr int64_t kFewSegments = 1024;
   const int64_t most = shared_bytes();
   const auto bytes = [&](int vector) { return int64_t(segment_few_bytes(problem, state, vector)); };
+  const int vector = problem.columns > 32 ? 2 : 1;
   // With fewer blocks side by side, sorting was faster.
   constexpr int64_t kFewestBlocks = 3;
-  if (problem.segments < kFewSegments && bytes(problem.columns > 32 ? 2 : 1) * kFewestBlocks <= most) {
+  if (problem.segments < kFewSegments && problem.ids != SegmentIds::offsets && bytes(vector) * kFewestBlocks <= most) {
     space.cells = SegmentCells::few;
     SegmentFew &few = space.few;
-    few.vector = problem.columns > 32 ? 2 : 1;
+    few.vector = vector;
     few.across = segment_across(problem.columns, few.vector);
     few.tiles = int(ceil_div(problem.columns, int64_t(few.across) * few.vector));
-    constexpr int64_t kMostBlocks = 6;
+    constexpr int64_t kMostBlocks = 4;
     const int64_t blocks = kMultiprocessors * std::min(most / bytes(few.vector), kMostBlocks);
-    few.parts = int(std::clamp<int64_t>(blocks / few.tiles, 1, ceil_div(problem.rows, 16 * kFewThreads / few.across)));
+    few.parts =
+        int(std::clamp<int64_t>(blocks / few.tiles, 1, ceil_div(problem.rows, kFewRows * kFewThreads / few.across)));
     space.partial = workspace.take<std::byte>(few.parts * problem.segments * problem.columns * int64_t(state));
     space.counts = workspace.take<uint32_t>(few.parts * problem.segments);
     return;
   }
-  constexpr int kFewestWarps = 4;
-  // Rows that meet in a cell wait for one another.
-  constexpr int64_t kFewestCells = 128;
-  const int64_t cells = std::max(ceil_div(problem.segments, kBuckets), kFewestCells);
-  if (problem.columns != 1 || problem.ids != SegmentIds::unsorted || problem.rows < problem.segments || cells > 65536 ||
-      segment_bucket_warps(cells, state) < kFewestWarps)
+  if (problem.columns != 1 || problem.segments > kSegmentMostRows) return;
+  if (problem.ids != SegmentIds::unsorted) {
+    if (problem.ids == SegmentIds::offsets && problem.rows / 64 > problem.segments) return;
+    space.cells = SegmentCells::runs;
+    int32_t chunk = problem.ids == SegmentIds::offsets ? kRangeChunk : 4096;
+    constexpr int64_t kWarps = kMultiprocessors * 4 * kRunWarps;
+    while (problem.ids == SegmentIds::sorted && chunk > kRunStep * kRunSteps && ceil_div(problem.rows, chunk) < kWarps)
+      chunk /= 2;
+    space.chunks = {chunk, ceil_div(problem.rows, chunk)};
+    space.partial = workspace.take<std::byte>(2 * space.chunks.count * int64_t(state));
+    space.counts = workspace.take<uint32_t>(2 * space.chunks.count);
+    space.ends = workspace.take<std::byte>(space.chunks.count * int64_t(sizeof(SegmentRunEnd)));
     return;
+  }
+  if (problem.rows < problem.segments) return;
+  // Records of a sum are read twice, and those of the buckets at work should stay in the cache meanwhile.
+  const int64_t wanted = problem.extreme() ? 128 : 512;
+  constexpr int kFewestBits = 7;
+  constexpr int kMostBits = 14;
+  constexpr int kManyBits = 13;
+  const auto bits_of = [&](int64_t buckets) {
+    return int(std::bit_width(uint64_t(ceil_div(problem.segments, buckets) - 1)));
+  };
+  int cell_bits = std::max(kFewestBits, bits_of(wanted));
+  if (cell_bits > kManyBits) cell_bits = std::max(kManyBits, bits_of(kMostBuckets));
+  if (cell_bits > kMostBits) return;
+  constexpr int kMostCopyBits = 3;
+  int copy_bits = kMostCopyBits;
+  while (!problem.extreme() && copy_bits >= 0 &&
+         int64_t(segment_bucket_sum_bytes(problem, cell_bits, copy_bits)) > most)
+    --copy_bits;
+  if (copy_bits < 0) return;
   space.cells = SegmentCells::buckets;
   SegmentBuckets &buckets = space.buckets;
-  buckets.cells = int(cells);
-  buckets.by_cells = Divider(uint32_t(cells));
+  buckets.cell_bits = cell_bits;
+  buckets.copy_bits = copy_bits;
+  buckets.count = int(ceil_div(problem.segments, int64_t(1) << cell_bits));
   buckets.tiles = ceil_div(problem.rows, kBucketTile);
-  buckets.piece = std::max<int64_t>(2 * ceil_div(problem.rows, kBuckets), kBucketTile);
-  buckets.units = kBuckets + ceil_div(problem.rows, buckets.piece);
-  const int64_t records = buckets.tiles * kBucketTile;
+  buckets.stride = ceil_div(kBucketTile + (kRecords - 1) * buckets.count, 8 * kRecords) * 8;
+  buckets.piece = uint32_t(std::max<int64_t>(
+      buckets.count >= 128 ? 2 * ceil_div(problem.rows, buckets.count) : ceil_div(problem.rows, kMultiprocessors),
+      kBucketTile));
+  buckets.units = buckets.count + ceil_div(problem.rows, buckets.piece);
+  const int64_t records = buckets.tiles * buckets.stride * kRecords;
+  const bool with_rows = problem.extreme() && state == 8;
   buckets.elements = workspace.take<std::byte>(records * problem.dtype.bits / 8);
-  buckets.places = workspace.take<std::byte>(records * (state == 8 ? 4 : 2));
-  buckets.bounds = workspace.take<uint16_t>((kBuckets + 1) * buckets.tiles);
-  buckets.totals = workspace.take<uint32_t>(kBuckets);
-  space.partial = workspace.take<std::byte>(buckets.units * cells * int64_t(state));
-  space.counts = workspace.take<uint32_t>(buckets.units * cells);
+  buckets.places = workspace.take<std::byte>(records * (with_rows ? 4 : 2));
+  buckets.bounds = workspace.take<uint16_t>((buckets.count + 1) * buckets.tiles);
+  buckets.totals = workspace.take<uint32_t>(kMostBuckets);
+  buckets.done = workspace.take<uint32_t>(kMostBuckets);
+  space.partial = workspace.take<std::byte>((buckets.units << cell_bits) * (problem.extreme() ? int64_t(state) : 8));
+  if (!problem.extreme()) buckets.lengths = workspace.take<uint32_t>(buckets.units << cell_bits);
 }
 
 void segment_fill_buckets(const SegmentProblem &problem, const SegmentView &input, const SegmentIndices &ids,
                           bool with_rows, const SegmentSpace &space, Stream stream) {
-  const auto run = [&](auto tag) {
-    using Bits = typename decltype(tag)::type;
-    if (with_rows) {
-      fill<Bits, uint32_t>(problem, input, ids, space, stream);
+  const auto run = [&](auto bits, auto place) {
+    using Bits = typename decltype(bits)::type;
+    using Place = typename decltype(place)::type;
+    if (ids.wide) {
+      fill<Bits, Place, int64_t>(problem, input, ids, space, stream);
     } else {
-      fill<Bits, uint16_t>(problem, input, ids, space, stream);
+      fill<Bits, Place, int32_t>(problem, input, ids, space, stream);
+    }
+  };
+  const auto with_place = [&](auto bits) {
+    if (with_rows) {
+      run(bits, TypeTag<uint32_t>{});
+    } else {
+      run(bits, TypeTag<uint16_t>{});
     }
   };
   if (problem.dtype.bits == 32) {
-    run(TypeTag<uint32_t>{});
+    with_place(TypeTag<uint32_t>{});
   } else {
-    run(TypeTag<uint16_t>{});
+    with_place(TypeTag<uint16_t>{});
   }
 }
 

@@ -3,20 +3,21 @@
 // warp, has a cell for each segment that nobody else touches, and cells are joined in a fixed order.
 #pragma once
 
-#include "segment/segment.cuh"
+#include "segment/segment_columns.cuh"
+#include "segment/segment_runs.cuh"
 
 namespace baracuda {
-
-inline void segment_allow_shared(const void *kernel, size_t bytes) {
-  if (bytes > 48 * 1024)
-    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(bytes)),
-               "cudaFuncSetAttribute");
-}
 
 // ---------------------------------------------------------------------------------------------------
 // Few segments: a thread has cells for all of them, in its columns.
 
 constexpr int kFewThreads = 256;
+constexpr int kFewRows = 16;
+
+// Of the ids that a block's warps have at hand, two batches each.
+inline size_t segment_few_id_bytes(int across) {
+  return size_t(2 * kFewRows * kFewThreads / across) * sizeof(uint32_t);
+}
 
 template <class Op>
 struct SegmentFewCall {
@@ -35,18 +36,24 @@ struct SegmentFewCall {
 };
 
 template <class Op, int kColumns>
-__global__ __launch_bounds__(kFewThreads) void segment_few(const __grid_constant__ SegmentFewCall<Op> call) {
+__global__ __launch_bounds__(kFewThreads, 2) void segment_few(const __grid_constant__ SegmentFewCall<Op> call) {
   using Element = typename Op::Element;
   using State = typename Op::State;
   using Pack = SegmentPack<Element, kColumns>;
   using Word = SegmentPack<typename SegmentBitsOf<sizeof(Pack)>::type, 1>;
-  constexpr int kRows = 16;
+  using Cells = SegmentPack<State, kColumns>;
+  constexpr int kStep = kFewThreads * kColumns;
+  constexpr uint32_t kNowhere = ~uint32_t(0);
   extern __shared__ __align__(16) uint64_t segment_memory[];
   State *cells = reinterpret_cast<State *>(segment_memory);
-  uint32_t *counts = reinterpret_cast<uint32_t *>(cells + call.segments * kFewThreads * kColumns);
-  using Cells = SegmentPack<State, kColumns>;
+  uint32_t *counts = reinterpret_cast<uint32_t *>(cells + call.segments * kStep);
   Cells *own = reinterpret_cast<Cells *>(segment_memory) + threadIdx.x;
-  constexpr int kStep = kFewThreads * kColumns;
+  const int lane = int(threadIdx.x) & (call.across - 1);
+  const int warp = int(threadIdx.x) / 32;
+  const int beside = 32 / call.across;  // rows that a warp takes at once
+  const int batch = kFewRows * beside;
+  // Of a warp's rows, the first of the segment's cells.
+  uint32_t *segments = counts + call.segments + 2 * warp * batch;
   for (int s = 0; s < call.segments; ++s) {
 #pragma unroll
     for (int v = 0; v < kColumns; ++v) own[s * kFewThreads].value[v] = call.op.identity();
@@ -58,43 +65,79 @@ __global__ __launch_bounds__(kFewThreads) void segment_few(const __grid_constant
   const int part = int(blockIdx.x) / call.tiles;
   const int tile = int(blockIdx.x) - part * call.tiles;
   const int groups = kFewThreads / call.across;
-  const int group = int(threadIdx.x) / call.across;
-  const int lane = int(threadIdx.x) & (call.across - 1);
+  const int among = (int(threadIdx.x) & 31) / call.across;
   const int64_t column = int64_t(tile) * call.across * kColumns + lane * kColumns;
   const Element *input = static_cast<const Element *>(call.input.data) + column * call.input.column;
   // The last of an odd number of columns stands alone.
   const int mine = int(max(int64_t(0), min(call.columns - column, int64_t(kColumns))));
-  const bool whole = kColumns == 1 || (call.paired && mine == kColumns);
-  const int64_t step = int64_t(call.parts) * groups * kRows;
-  for (int64_t first = (int64_t(part) * groups + group) * kRows; first < call.rows; first += step) {
-    int64_t segment[kRows];
-    Pack pack[kRows];
-    segment_load_ids(call.ids, first, 1, call.rows, segment);
-    if (whole) {
+  const bool whole = kColumns == 1 ? mine == 1 : call.paired && mine == kColumns;
+  const int64_t apart = beside * call.input.row;
+  const int64_t step = int64_t(call.parts) * (kFewThreads / 32) * batch;
+
+  const auto load = [&](int64_t first, Pack(&pack)[kFewRows]) {
+    const Element *from = input + (first + among) * call.input.row;
+    if (whole && first + batch <= call.rows) {
 #pragma unroll
-      for (int r = 0; r < kRows; ++r)
-        pack[r] =
-            bit_cast<Pack>(*reinterpret_cast<const Word *>(input + min(first + r, call.rows - 1) * call.input.row));
+      for (int r = 0; r < kFewRows; ++r) {
+        // In a variable of its own: a reference to memory would be copied byte by byte.
+        const Word word = *reinterpret_cast<const Word *>(from + r * apart);
+        pack[r] = bit_cast<Pack>(word);
+      }
     } else {
 #pragma unroll
-      for (int r = 0; r < kRows; ++r) {
+      for (int r = 0; r < kFewRows; ++r) {
 #pragma unroll
         for (int v = 0; v < kColumns; ++v)
-          if (v < mine)
-            pack[r].value[v] = input[min(first + r, call.rows - 1) * call.input.row + v * call.input.column];
+          if (v < mine && first + among + r * beside < call.rows)
+            pack[r].value[v] = from[r * apart + v * call.input.column];
       }
     }
+  };
+  const auto id_of = [&](int64_t row) {
+    const int64_t id = row < call.rows ? call.ids[row] : -1;
+    return uint64_t(id) < uint64_t(call.segments) ? uint32_t(id) * kFewThreads : kNowhere;
+  };
+  // The first of a batch's ids are asked for together with its rows.
+  const auto keep_ids = [&](int64_t first, uint32_t id, uint32_t *to) {
+    const int l = int(threadIdx.x) & 31;
+    if (l < batch) to[l] = id;
+    for (int i = l + 32; i < batch; i += 32) to[i] = id_of(first + i);
+    __syncwarp();
+  };
+  int64_t first = (int64_t(part) * (kFewThreads / 32) + warp) * batch;
+  Pack pack[kFewRows];
+  if (first < call.rows) {
+    const uint32_t id = id_of(first + (int(threadIdx.x) & 31));
+    load(first, pack);
+    keep_ids(first, id, segments);
+  }
+  int at_work = 0;
+  while (first < call.rows) {
+    const int64_t next = first + step;
+    Pack next_pack[kFewRows];
+    uint32_t next_id = kNowhere;
+    if (next < call.rows) {
+      next_id = id_of(next + (int(threadIdx.x) & 31));
+      load(next, next_pack);
+    }
+    const uint32_t *from = segments + at_work * batch + among;
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      if (uint64_t(segment[r]) >= uint64_t(call.segments)) continue;
-      Cells &at = own[int(segment[r]) * kFewThreads];
+    for (int r = 0; r < kFewRows; ++r) {
+      const uint32_t segment = from[r * beside];
+      if (segment == kNowhere) continue;
+      Cells &at = own[segment];
       Cells cell = at;
 #pragma unroll
       for (int v = 0; v < kColumns; ++v)
-        if (v < mine) call.op.add(cell.value[v], pack[r].value[v], typename Op::Row(first + r));
+        if (v < mine) call.op.add(cell.value[v], pack[r].value[v], typename Op::Row(first + among + r * beside));
       at = cell;
-      if (call.counts && column == 0) atomicAdd(counts + segment[r], 1u);
+      if (call.counts && column == 0) atomicAdd(counts + segment / kFewThreads, 1u);
     }
+    at_work ^= 1;
+    if (next < call.rows) keep_ids(next, next_id, segments + at_work * batch);
+#pragma unroll
+    for (int r = 0; r < kFewRows; ++r) pack[r] = next_pack[r];
+    first = next;
   }
   __syncthreads();
   const int width = call.across * kColumns;
@@ -156,186 +199,6 @@ __global__ __launch_bounds__(kFewThreads) void segment_few_join(const __grid_con
 }
 
 // ---------------------------------------------------------------------------------------------------
-// One column: rows are put into buckets of neighbouring segments, tile by tile, in the order of rows. A block takes a
-// bucket, or a piece of a full one, and a warp of it some of the tiles.
-
-constexpr int kBuckets = 256;
-constexpr int kBucketTileBits = 13;
-constexpr int kBucketTile = 1 << kBucketTileBits;
-constexpr int kMostBucketWarps = 16;
-
-// Pieces of a bucket that has this many rows.
-__device__ __forceinline__ int64_t bucket_pieces(const SegmentBuckets &buckets, int bucket) {
-  return max(int64_t(1), (int64_t(buckets.totals[bucket]) + buckets.piece - 1) / buckets.piece);
-}
-
-// Which of all pieces each bucket has: they begin at begins[bucket]. For the first warp of a block.
-__device__ __forceinline__ void count_bucket_pieces(const SegmentBuckets &buckets, int32_t (&begins)[kBuckets + 1]) {
-  constexpr int kEach = kBuckets / 32;
-  const int lane = int(threadIdx.x) & 31;
-  int pieces[kEach];
-  int sum = 0;
-#pragma unroll
-  for (int b = 0; b < kEach; ++b) {
-    pieces[b] = int(bucket_pieces(buckets, lane * kEach + b));
-    sum += pieces[b];
-  }
-  int before = sum;
-  for (int apart = 1; apart < 32; apart *= 2) {
-    const int other = __shfl_up_sync(~0u, before, apart);
-    if (lane >= apart) before += other;
-  }
-  before -= sum;
-#pragma unroll
-  for (int b = 0; b < kEach; ++b) {
-    begins[lane * kEach + b] = before;
-    before += pieces[b];
-  }
-  if (lane == 31) begins[kBuckets] = before;
-}
-
-template <class Op>
-struct SegmentBucketCall {
-  Op op;
-  SegmentBuckets buckets;
-  int64_t segments;
-  int warps;
-  typename Op::State *partial;
-  uint32_t *counts;  // NULL: states tell whether there was a row
-};
-
-template <class Op>
-__global__ __launch_bounds__(32 * kMostBucketWarps,
-                             1) void segment_bucket(const __grid_constant__ SegmentBucketCall<Op> call) {
-  using Element = typename Op::Element;
-  using State = typename Op::State;
-  using Place = typename Op::Place;
-  const SegmentBuckets &buckets = call.buckets;
-  extern __shared__ __align__(16) uint64_t segment_memory[];
-  State *cells = reinterpret_cast<State *>(segment_memory);
-  uint32_t *counts = reinterpret_cast<uint32_t *>(cells + call.warps * buckets.cells);
-  __shared__ int32_t begins[kBuckets + 1];
-  const int threads = 32 * call.warps;
-  const int warp = int(threadIdx.x) / 32;
-  const int lane = int(threadIdx.x) & 31;
-  for (int c = threadIdx.x; c < call.warps * buckets.cells; c += threads) cells[c] = call.op.identity();
-  if (call.counts)
-    for (int c = threadIdx.x; c < buckets.cells; c += threads) counts[c] = 0;
-  if (warp == 0) count_bucket_pieces(buckets, begins);
-  __syncthreads();
-  const int unit = int(blockIdx.x);
-  if (unit >= begins[kBuckets]) return;
-  int bucket = 0;
-  for (int half = kBuckets / 2; half > 0; half /= 2)
-    if (begins[bucket + half] <= unit) bucket += half;
-  const int64_t pieces = begins[bucket + 1] - begins[bucket];
-
-  State *own = cells + warp * buckets.cells;
-  const Element *elements = static_cast<const Element *>(buckets.elements);
-  const Place *places = static_cast<const Place *>(buckets.places);
-  const uint16_t *bounds = buckets.bounds + bucket * buckets.tiles;
-  const int64_t step = pieces * call.warps;
-  const int64_t first = (unit - begins[bucket]) * int64_t(call.warps) + warp;
-  const auto take = [&](bool valid, Element element, Place place, uint32_t tile) {
-    const uint32_t cell = valid ? (Op::kRows ? place >> kBucketTileBits : place) : ~uint32_t(lane);
-    const unsigned same = __match_any_sync(~0u, cell);
-    const int rank = __popc(same & ((1u << lane) - 1));
-    const int rounds = __reduce_max_sync(~0u, rank);
-    for (int round = 0; round <= rounds; ++round) {
-      if (valid && rank == round) {
-        State state = own[cell];
-        call.op.add(state, element, typename Op::Row(tile * kBucketTile + (place & (kBucketTile - 1))));
-        own[cell] = state;
-      }
-      __syncwarp();
-    }
-    if (call.counts && valid) atomicAdd(counts + cell, 1u);
-  };
-
-  // The rows of 32 tiles follow one another; each lane has the bounds of a tile.
-  constexpr int kAtOnce = 4;
-  struct Loaded {
-    Element element[kAtOnce];
-    Place place[kAtOnce];
-    uint32_t tile[kAtOnce];
-  };
-  const int64_t count = first < buckets.tiles ? (buckets.tiles - first + step - 1) / step : 0;
-  const auto find_bounds = [&](int64_t at, int &begin, int &end) {
-    begin = end = 0;
-    if (at + lane >= count) return;
-    begin = bounds[first + (at + lane) * step];
-    end = bounds[buckets.tiles + first + (at + lane) * step];
-  };
-  int next_begin;
-  int next_end;
-  find_bounds(0, next_begin, next_end);
-  for (int64_t at = 0; at < count; at += 32) {
-    const int length = next_end - next_begin;
-    int behind = length;
-    for (int apart = 1; apart < 32; apart *= 2) {
-      const int other = __shfl_up_sync(~0u, behind, apart);
-      if (lane >= apart) behind += other;
-    }
-    const int total = __shfl_sync(~0u, behind, 31);
-    const int before = behind - length;
-    const int shift = next_begin - before;
-    find_bounds(at + 32, next_begin, next_end);
-    const int64_t first_tile = first + at * step;
-    const auto load = [&](int from, Loaded &loaded) {
-#pragma unroll
-      for (int a = 0; a < kAtOnce; ++a) {
-        const int index = from + a * 32 + lane;
-        int tile = 0;
-#pragma unroll
-        for (int half = 16; half > 0; half /= 2)
-          if (__shfl_sync(~0u, before, tile + half) <= index) tile += half;
-        const int64_t row = (first_tile + tile * step) * kBucketTile + __shfl_sync(~0u, shift, tile) + index;
-        loaded.tile[a] = uint32_t(first_tile + tile * step);
-        if (index >= total) continue;
-        loaded.element[a] = elements[row];
-        loaded.place[a] = places[row];
-      }
-    };
-    Loaded now;
-    load(0, now);
-    for (int from = 0; from < total; from += 32 * kAtOnce) {
-      Loaded next;
-      load(from + 32 * kAtOnce, next);
-#pragma unroll
-      for (int a = 0; a < kAtOnce; ++a)
-        if (from + a * 32 < total) take(from + a * 32 + lane < total, now.element[a], now.place[a], now.tile[a]);
-      now = next;
-    }
-  }
-  __syncthreads();
-  for (int c = threadIdx.x; c < buckets.cells; c += threads) {
-    State state = cells[c];
-    for (int w = 1; w < call.warps; ++w) call.op.join(state, cells[w * buckets.cells + c]);
-    call.partial[int64_t(unit) * buckets.cells + c] = state;
-    if (call.counts) call.counts[int64_t(unit) * buckets.cells + c] = counts[c];
-  }
-}
-
-template <class Op>
-__global__ __launch_bounds__(kSegmentThreads) void segment_bucket_join(
-    const __grid_constant__ SegmentBucketCall<Op> call) {
-  __shared__ int32_t begins[kBuckets + 1];
-  if (threadIdx.x < 32) count_bucket_pieces(call.buckets, begins);
-  __syncthreads();
-  const int64_t segment = int64_t(blockIdx.x) * kSegmentThreads + threadIdx.x;
-  if (segment >= call.segments) return;
-  const int bucket = int(call.buckets.by_cells.divide(uint32_t(segment)));
-  const int64_t cell = segment - int64_t(bucket) * call.buckets.cells;
-  typename Op::State state[1] = {call.op.identity()};
-  int64_t length = 0;
-  for (int64_t unit = begins[bucket]; unit < begins[bucket + 1]; ++unit) {
-    call.op.join(state[0], call.partial[unit * call.buckets.cells + cell]);
-    if (call.counts) length += call.counts[unit * call.buckets.cells + cell];
-  }
-  call.op.template store<1>(segment, 0, call.counts ? length : call.op.seen(state[0]), state);
-}
-
-// ---------------------------------------------------------------------------------------------------
 
 // As segment_reduce, where the space has cells.
 template <class Op>
@@ -369,19 +232,11 @@ void segment_reduce_cells(const SegmentProblem &problem, const SegmentView &inpu
     launch(segment_few_join<Op>, {ceil_div(problem.segments * problem.columns, kFewAtOnce), kFewThreads}, stream, call);
     return;
   }
-  segment_fill_buckets(problem, input, ids, Op::kRows, space, stream);
-  SegmentBucketCall<Op> call = {};
-  call.op = op;
-  call.buckets = space.buckets;
-  call.segments = problem.segments;
-  call.warps = segment_bucket_warps(space.buckets.cells, sizeof(State));
-  call.partial = reinterpret_cast<State *>(space.partial);
-  call.counts = counts ? space.counts : nullptr;
-  const size_t shared =
-      size_t(space.buckets.cells) * (size_t(call.warps) * sizeof(State) + (counts ? sizeof(uint32_t) : 0));
-  segment_allow_shared(reinterpret_cast<const void *>(segment_bucket<Op>), shared);
-  launch(segment_bucket<Op>, {space.buckets.units, 32 * call.warps, shared}, stream, call);
-  launch(segment_bucket_join<Op>, {ceil_div(problem.segments, kSegmentThreads), kSegmentThreads}, stream, call);
+  if (space.cells == SegmentCells::runs) {
+    segment_reduce_runs(problem, input, ids, op, space, stream);
+  } else {
+    segment_reduce_buckets(problem, input, ids, op, space, stream);
+  }
 }
 
 }  // namespace baracuda

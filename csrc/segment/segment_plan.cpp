@@ -41,6 +41,7 @@ class SegmentPlan : public Plan {
     problem_.dtype = desc.dtype;
     problem_.wide_index = desc.index_dtype.bits == 64;
     problem_.even = desc.ties == BARACUDA_TIES_EVEN;
+    problem_.any_order = !options_.deterministic;
 
     check_shape("num_inputs, embedding_dim", {2, {desc.num_inputs, desc.embedding_dim}}, DTypeOf<int64_t>::value,
                 rows_shape_);
@@ -91,6 +92,7 @@ class SegmentPlan : public Plan {
       const SegmentWay chosen = way();
       workspace_size_ = chosen.workspace;
       path_ = chosen.path;
+      sku_.guarantee.bit_stable_on_same_hardware = sku_.guarantee.deterministic = chosen.deterministic;
       sku_.arch = segment_arch(name_);
       sku_.backend = "bespoke";
     }

@@ -277,6 +277,11 @@ struct Launcher {
     const bool whole = dense && (problem().rows == 1 || call.d_input.row == problem().columns);
     // What a row reads when gathered, d_output and arg, costs more than zeros when it is read often.
     const int64_t often = problem().columns * int64_t(sizeof(Bits)) < 32 ? 4 : 24;
+    if (whole && problem().columns == 1 && problem().ids != SegmentIds::offsets &&
+        problem().rows >= often * problem().segments) {
+      segment_scatter_column(call, arg, sizeof(Arg), call.arg.data != nullptr, stream);
+      return;
+    }
     if (whole && problem().rows >= often * problem().segments) {
       check_cuda(
           cudaMemsetAsync(call.d_input.data, 0, size_t(elements) * sizeof(Bits), static_cast<cudaStream_t>(stream)),

@@ -1,0 +1,328 @@
+// SPDX-License-Identifier: Apache-2.0
+// Single columns, ids in any order: rows are put into buckets of neighbouring segments, tile by tile, and a block
+// takes a bucket, or a piece of a full one, whose segments' cells fit into its shared memory. Rows of a bucket come
+// in any order, so what becomes of a cell must not depend on it: maxima don't, nor do sums of integers.
+#pragma once
+
+#include "segment/segment.cuh"
+
+namespace baracuda {
+
+constexpr int kBucketTileBits = 13;
+constexpr int kBucketTile = 1 << kBucketTileBits;
+constexpr int kMostBuckets = 512;
+// Records of a bucket are read by so many at once; what is missing of the last are fillers.
+constexpr int kRecords = 4;
+constexpr int kBucketThreads = 1024;
+
+template <class T>
+using Records = SegmentPack<T, kRecords>;
+
+template <class Op>
+struct SegmentBucketCall {
+  Op op;
+  SegmentBuckets buckets;
+  int64_t segments;
+  std::byte *partial;
+  uint32_t *counts;  // NULL: not wanted
+};
+
+struct BucketPiece {
+  int bucket;
+  int piece;
+  int pieces;
+  uint32_t rows;  // at most so many
+};
+
+// The piece that is this block's; a bucket of -1 if there is none. For all threads of a block.
+__device__ __forceinline__ BucketPiece find_bucket_piece(const SegmentBuckets &buckets) {
+  __shared__ int32_t begins[kMostBuckets + 1];
+  __shared__ int32_t sums[kMostBuckets / 32];
+  const int lane = int(threadIdx.x) & 31;
+  const int b = int(threadIdx.x);
+  int pieces = 0;
+  if (b < kMostBuckets) {
+    if (b < buckets.count)
+      pieces = int(max(int64_t(1), (int64_t(buckets.totals[b]) + buckets.piece - 1) / buckets.piece));
+    int behind = pieces;
+    for (int apart = 1; apart < 32; apart *= 2) {
+      const int other = __shfl_up_sync(~0u, behind, apart);
+      if (lane >= apart) behind += other;
+    }
+    begins[b] = behind - pieces;
+    if (lane == 31) sums[b / 32] = behind;
+  }
+  __syncthreads();
+  if (b < kMostBuckets) {
+    int before = 0;
+    for (int w = 0; w < b / 32; ++w) before += sums[w];
+    begins[b] += before;
+    if (b == kMostBuckets - 1) begins[kMostBuckets] = begins[b] + pieces;
+  }
+  __syncthreads();
+  const int unit = int(blockIdx.x);
+  if (unit >= begins[kMostBuckets]) return {-1, 0, 0, 0};
+  int bucket = 0;
+  for (int half = kMostBuckets / 2; half > 0; half /= 2)
+    if (begins[bucket + half] <= unit) bucket += half;
+  BucketPiece found = {bucket, unit - begins[bucket], begins[bucket + 1] - begins[bucket], buckets.totals[bucket]};
+  const int64_t tiles = (buckets.tiles + found.pieces - 1) / found.pieces;
+  found.rows = uint32_t(min(int64_t(found.rows), tiles * kBucketTile));
+  return found;
+}
+
+// Hands all records of a piece to `take`, with the number of their tile.
+template <class Element, class Place, int kLanes, class Take>
+__device__ __forceinline__ void visit_bucket(const SegmentBuckets &buckets, const BucketPiece &piece,
+                                             const Take &take) {
+  constexpr int kAtOnce = 3;
+  constexpr int kGroups = kBucketThreads / kLanes;
+  const int lane = int(threadIdx.x) & (kLanes - 1);
+  const auto *elements = static_cast<const Records<Element> *>(buckets.elements);
+  const auto *places = static_cast<const Records<Place> *>(buckets.places);
+  const uint16_t *begins = buckets.bounds + int64_t(piece.bucket) * buckets.tiles;
+  const uint16_t *ends = begins + buckets.tiles;
+  const int64_t step = int64_t(piece.pieces) * kGroups;
+  int64_t tile = piece.piece + int64_t(piece.pieces) * (int(threadIdx.x) / kLanes);
+  if (tile >= buckets.tiles) return;
+  int begin = begins[tile];
+  int end = ends[tile];
+  while (true) {
+    const int64_t next = tile + step;
+    const bool more = next < buckets.tiles;
+    int next_begin = 0;
+    int next_end = 0;
+    if (more) {
+      next_begin = begins[next];
+      next_end = ends[next];
+    }
+    const auto *from = elements + tile * buckets.stride;
+    const auto *at = places + tile * buckets.stride;
+    for (int q = begin + lane; q < end; q += kLanes * kAtOnce) {
+      Records<Element> element[kAtOnce];
+      Records<Place> place[kAtOnce];
+#pragma unroll
+      for (int a = 0; a < kAtOnce; ++a) {
+        if (q + a * kLanes >= end) break;
+        element[a] = from[q + a * kLanes];
+        place[a] = at[q + a * kLanes];
+      }
+#pragma unroll
+      for (int a = 0; a < kAtOnce; ++a) {
+        if (q + a * kLanes >= end) break;
+#pragma unroll
+        for (int r = 0; r < kRecords; ++r) take(element[a].value[r], place[a].value[r], tile);
+      }
+    }
+    if (!more) return;
+    tile = next;
+    begin = next_begin;
+    end = next_end;
+  }
+}
+
+// Whether this block is the last of those that have a piece of the bucket, whose partial states are then all there.
+__device__ __forceinline__ bool last_of_bucket(const SegmentBuckets &buckets, const BucketPiece &piece) {
+  __shared__ bool last;
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) last = atomicAdd(buckets.done + piece.bucket, 1u) + 1 == uint32_t(piece.pieces);
+  __syncthreads();
+  __threadfence();
+  return last;
+}
+
+template <class Op>
+__global__ __launch_bounds__(kBucketThreads,
+                             1) void bucket_extremes(const __grid_constant__ SegmentBucketCall<Op> call) {
+  using Element = typename Op::Element;
+  using Place = typename Op::Place;
+  using State = typename Op::State;
+  // A key, and below it a row, the lowest of which is highest. No float has the key 0.
+  using Cell = std::conditional_t<Op::kRows, unsigned long long, uint32_t>;
+  extern __shared__ __align__(16) uint64_t segment_memory[];
+  Cell *cells = reinterpret_cast<Cell *>(segment_memory);
+  const SegmentBuckets &buckets = call.buckets;
+  const int count = 1 << buckets.cell_bits;
+  for (int c = threadIdx.x; c <= count; c += kBucketThreads) cells[c] = 0;
+  const BucketPiece piece = find_bucket_piece(buckets);
+  if (piece.bucket < 0) return;
+  visit_bucket<Element, Place, 8>(buckets, piece, [&](Element element, Place place, int64_t tile) {
+    const uint32_t key = call.op.order.key(element);
+    if constexpr (Op::kRows) {
+      const uint32_t row = uint32_t(tile) * kBucketTile + (place & (kBucketTile - 1));
+      const Cell cell = Cell(key) << 32 | uint32_t(~row);
+      Cell *at = cells + (place >> kBucketTileBits);
+      if (cell > *at) atomicMax(at, cell);
+    } else {
+      if (key > cells[place]) atomicMax(cells + place, key);
+    }
+  });
+  __syncthreads();
+  const int64_t first = int64_t(piece.bucket) << buckets.cell_bits;
+  const int mine = int(min(int64_t(count), call.segments - first));
+  Cell *partial = reinterpret_cast<Cell *>(call.partial);
+  if (piece.pieces > 1) {
+    for (int c = threadIdx.x; c < mine; c += kBucketThreads) partial[int64_t(blockIdx.x) * count + c] = cells[c];
+    if (!last_of_bucket(buckets, piece)) return;
+  }
+  for (int c = threadIdx.x; c < mine; c += kBucketThreads) {
+    Cell cell = cells[c];
+    for (int p = 0; p < piece.pieces; ++p)
+      if (p != piece.piece) cell = max(cell, __ldcg(partial + (int64_t(blockIdx.x) - piece.piece + p) * count + c));
+    State state[1];
+    if constexpr (Op::kRows) {
+      state[0] = {uint32_t(cell >> 32), ~uint32_t(cell)};
+    } else {
+      state[0] = cell;
+    }
+    call.op.template store<1>(first + c, 0, cell != 0, state);
+  }
+}
+
+// Sums are kept as integers, in units that the largest exponent of the segment's rows in the piece sets, and of
+// 64 bits, so that the order of rows makes no difference: n rows lose less than n * 2^(b - 62) of the largest
+// magnitude, if the piece has fewer than 2^b rows.
+struct BucketSum {
+  static constexpr uint32_t kNan = 1;
+  static constexpr uint32_t kInfinity = 2;
+  static constexpr uint32_t kMinusInfinity = 4;
+  static constexpr uint32_t kBeyond = 256;  // the exponent, and one, of what is no number
+
+  // One more than the exponent, the same for zeros and subnormals.
+  __device__ static uint32_t top(float x) { return (bit_cast<uint32_t>(x) << 1 >> 24) + 1; }
+  __device__ static int exponent(uint32_t top) { return max(int(top) - 1, 1); }
+
+  __device__ static int64_t units(float x, uint32_t top, int bits) {
+    const uint32_t own = bit_cast<uint32_t>(x) << 1 >> 24;
+    const uint32_t fraction = bit_cast<uint32_t>(x) & 0x7fffff;
+    const uint64_t mantissa = uint64_t(own ? fraction | 0x800000 : fraction) << 39;
+    const int shift = bits + exponent(top) - max(int(own), 1);
+    const int64_t magnitude = shift > 63 ? 0 : int64_t(mantissa >> shift);
+    return x < 0 ? -magnitude : magnitude;
+  }
+  __device__ static double value(int64_t units, uint32_t top, int bits) {
+    if (top == kBeyond) {
+      if ((units & kNan) || (units & (kInfinity | kMinusInfinity)) == (kInfinity | kMinusInfinity)) return NAN;
+      return units & kInfinity ? INFINITY : -INFINITY;
+    }
+    // Exact but for the one rounding of the integer.
+    const int power = exponent(top) - 189 + bits;
+    return double(units) * bit_cast<double>(uint64_t(power + 1023) << 52);
+  }
+  __device__ static uint32_t flag(float x) { return x != x ? kNan : x > 0 ? kInfinity : kMinusInfinity; }
+};
+
+template <class Op>
+__global__ __launch_bounds__(kBucketThreads, 1) void bucket_sums(const __grid_constant__ SegmentBucketCall<Op> call) {
+  using Element = typename Op::Element;
+  extern __shared__ __align__(16) uint64_t segment_memory[];
+  const SegmentBuckets &buckets = call.buckets;
+  const int count = 1 << buckets.cell_bits;
+  const int copies = 1 << buckets.copy_bits;
+  // Neighbouring lanes have copies of a cell in neighbouring banks, so that many rows of one segment don't meet.
+  const int size = (count + 1) << buckets.copy_bits;
+  uint32_t *low = reinterpret_cast<uint32_t *>(segment_memory);
+  uint32_t *high = low + size;
+  uint32_t *tops = high + size;
+  uint32_t *lengths = tops + count + 1;
+  const int all = 2 * size + count + 1 + (call.counts ? size : 0);
+  for (int c = threadIdx.x; c < all; c += kBucketThreads) low[c] = 0;
+  const BucketPiece piece = find_bucket_piece(buckets);
+  if (piece.bucket < 0) return;
+  const int bits = 32 - __clz(int(piece.rows));
+  const auto visit = [&](const auto &take) {
+    visit_bucket<Element, uint16_t, 4>(
+        buckets, piece, [&](Element element, uint16_t place, int64_t) { take(float(element), int(place)); });
+  };
+  visit([&](float x, int cell) {
+    const uint32_t top = BucketSum::top(x);
+    if (top > tops[cell]) atomicMax(tops + cell, top);
+  });
+  __syncthreads();
+  const int copy = int(threadIdx.x) & (copies - 1);
+  visit([&](float x, int cell) {
+    const uint32_t top = tops[cell];
+    const int at = (cell << buckets.copy_bits) + copy;
+    if (call.counts) atomicAdd(lengths + at, 1u);
+    if (top == BucketSum::kBeyond) {
+      if (BucketSum::top(x) == top) atomicOr(low + at, BucketSum::flag(x));
+      return;
+    }
+    const int64_t units = BucketSum::units(x, top, bits);
+    const uint32_t lower = uint32_t(units);
+    const uint32_t before = atomicAdd(low + at, lower);
+    atomicAdd(high + at, uint32_t(uint64_t(units) >> 32) + uint32_t(before + lower < lower));
+  });
+  __syncthreads();
+  const int64_t first = int64_t(piece.bucket) << buckets.cell_bits;
+  const int mine = int(min(int64_t(count), call.segments - first));
+  double *partial = reinterpret_cast<double *>(call.partial);
+  const auto own = [&](int c, double &sum, uint32_t &length) {
+    const uint32_t top = tops[c];
+    int64_t units = 0;
+    length = 0;
+    for (int k = 0; k < copies; ++k) {
+      // Neighbours begin at different copies, which are in different banks.
+      const int at = (c << buckets.copy_bits) + ((k + c) & (copies - 1));
+      const int64_t some = int64_t(uint64_t(high[at]) << 32 | low[at]);
+      units = top == BucketSum::kBeyond ? units | some : units + some;
+      if (call.counts) length += lengths[at];
+    }
+    if (!call.counts) length = top;
+    sum = top == 0 ? 0.0 : BucketSum::value(units, top, bits);
+  };
+  if (piece.pieces > 1) {
+    for (int c = threadIdx.x; c < mine; c += kBucketThreads) {
+      double sum;
+      uint32_t length;
+      own(c, sum, length);
+      partial[int64_t(blockIdx.x) * count + c] = sum;
+      buckets.lengths[int64_t(blockIdx.x) * count + c] = length;
+    }
+    if (!last_of_bucket(buckets, piece)) return;
+  }
+  for (int c = threadIdx.x; c < mine; c += kBucketThreads) {
+    double sum = 0;
+    int64_t length = 0;
+    if (piece.pieces == 1) {
+      uint32_t rows;
+      own(c, sum, rows);
+      length = rows;
+    } else {
+      for (int p = 0; p < piece.pieces; ++p) {
+        const int64_t from = (int64_t(blockIdx.x) - piece.piece + p) * count + c;
+        sum += __ldcg(partial + from);
+        length += __ldcg(buckets.lengths + from);
+      }
+    }
+    const typename Op::State state[1] = {typename Op::State(sum)};
+    call.op.template store<1>(first + c, 0, length, state);
+  }
+}
+
+inline void segment_allow_shared(const void *kernel, size_t bytes) {
+  if (bytes > 48 * 1024)
+    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(bytes)),
+               "cudaFuncSetAttribute");
+}
+
+// As segment_reduce, where the space has buckets.
+template <class Op>
+void segment_reduce_buckets(const SegmentProblem &problem, const SegmentView &input, const SegmentIndices &ids,
+                            const Op &op, const SegmentSpace &space, Stream stream) {
+  segment_fill_buckets(problem, input, ids, Op::kRows, space, stream);
+  SegmentBucketCall<Op> call = {op, space.buckets, problem.segments, space.partial, nullptr};
+  const auto run = [&](auto kernel, size_t shared) {
+    segment_allow_shared(reinterpret_cast<const void *>(kernel), shared);
+    launch(kernel, {space.buckets.units, kBucketThreads, shared}, stream, call);
+  };
+  if constexpr (requires { op.order; }) {
+    run(bucket_extremes<Op>, segment_bucket_bytes(space.buckets.cell_bits, Op::kRows ? 8 : 4));
+  } else {
+    if (problem.kind == SegmentKind::mean) call.counts = space.buckets.lengths;
+    run(bucket_sums<Op>, segment_bucket_sum_bytes(problem, space.buckets.cell_bits, space.buckets.copy_bits));
+  }
+}
+
+}  // namespace baracuda
