@@ -528,7 +528,13 @@ constexpr bool kTurns = sizeof(T) < sizeof(double);
 template <class T>
 bool roi_align_turns_of(const RoiAlignProblem &problem) {
   if (!kTurns<T> || !can_turn(problem) || roi_rows_shared<typename ImageReal<T>::type>(problem, 1) == 0) return false;
-  return true;  // RULE
+  const double bins = double(problem.pooled_h) * problem.pooled_w;
+  // Lanes along rows read once the cells that bins share, and take 32-bit numbers at full speed.
+  constexpr double kMostBins = 64;
+  if (sizeof(T) == sizeof(float) && bins > kMostBins) return false;
+  // The cells that are turned in the time that an output saves.
+  constexpr double kTurnedCells = sizeof(T) == sizeof(float) ? 6 : 8;
+  return kTurnedCells * double(problem.rois) * bins >= double(problem.n) * problem.h * problem.w;
 }
 
 template <class T>

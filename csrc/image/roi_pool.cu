@@ -259,7 +259,7 @@ template <class T>
 PoolSpace<T> pool_space(const RoiProblem &problem, Workspace &space) {
   PoolSpace<T> pool;
   if (!can_turn(problem)) return pool;
-  // The outputs that a turned map saves as much time for as it takes to turn a cell.
+  // The cells that are turned in the time that an output saves.
   constexpr double kTurnedCells = 4;
   if (kTurnedCells * double(problem.rois) * problem.pooled_h * problem.pooled_w <
       double(problem.n) * problem.h * problem.w)
