@@ -6,9 +6,9 @@
 
 namespace baracuda {
 
-constexpr int kTurnThreads = 256;
-constexpr int kTurnWarps = kTurnThreads / kLanes;
-constexpr int kTurnSide = 2 * kLanes;
+constexpr int kMapTurnThreads = 256;
+constexpr int kMapTurnWarps = kMapTurnThreads / kLanes;
+constexpr int kMapTurnSide = 2 * kLanes;
 
 // What a lane loads at once of a turned map at most; the channels of a cell are filled up to a multiple.
 template <class T>
@@ -43,21 +43,21 @@ ImageView turned_view(const RoiProblem &problem, void *data) {
 // Starts while the kernel before it runs, which has waited for what the map comes from; what follows must wait for
 // both.
 template <class T>
-__global__ void __launch_bounds__(kTurnThreads)
-    roi_turn(const __grid_constant__ RoiProblem problem, const __grid_constant__ ImageView from,
-             const __grid_constant__ ImageView to, int64_t tasks) {
-  __shared__ T tile[kTurnSide][kTurnSide + (sizeof(T) < 4 ? 4 / sizeof(T) : 1)];
+__global__ void __launch_bounds__(kMapTurnThreads)
+    roi_turn_map(const __grid_constant__ RoiProblem problem, const __grid_constant__ ImageView from,
+                 const __grid_constant__ ImageView to, int64_t tasks) {
+  __shared__ T tile[kMapTurnSide][kMapTurnSide + (sizeof(T) < 4 ? 4 / sizeof(T) : 1)];
   const int lane = int(threadIdx.x % kLanes);
   const int warp = int(threadIdx.x / kLanes);
   const int32_t cells = problem.h * problem.w;
-  const int64_t groups = (to.column + kTurnSide - 1) / kTurnSide;
-  const int64_t across = (int64_t(cells) + kTurnSide - 1) / kTurnSide;
+  const int64_t groups = (to.column + kMapTurnSide - 1) / kMapTurnSide;
+  const int64_t across = (int64_t(cells) + kMapTurnSide - 1) / kMapTurnSide;
   for (int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
-    const int64_t c0 = task % groups * kTurnSide;
-    const int32_t cell0 = int32_t(task / groups % across) * kTurnSide;
+    const int64_t c0 = task % groups * kMapTurnSide;
+    const int32_t cell0 = int32_t(task / groups % across) * kMapTurnSide;
     const int64_t n = task / groups / across;
     const T *const source = static_cast<const T *>(from.data) + from.plane(n, c0);
-    T value[kTurnSide / kTurnWarps][2];
+    T value[kMapTurnSide / kMapTurnWarps][2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       // The last tile's end can lie beyond 32 bits.
@@ -65,21 +65,21 @@ __global__ void __launch_bounds__(kTurnThreads)
       const int32_t row = cell / problem.w;
       const int64_t offset = from.cell(row, cell - row * problem.w);
 #pragma unroll
-      for (int k = 0; k < kTurnSide / kTurnWarps; ++k) {
-        const int channel = k * kTurnWarps + warp;
+      for (int k = 0; k < kMapTurnSide / kMapTurnWarps; ++k) {
+        const int channel = k * kMapTurnWarps + warp;
         value[k][half] = c0 + channel < problem.c ? source[channel * from.channel + offset] : T(0.0f);
       }
     }
 #pragma unroll
-    for (int k = 0; k < kTurnSide / kTurnWarps; ++k) {
-      tile[k * kTurnWarps + warp][lane] = value[k][0];
-      tile[k * kTurnWarps + warp][kLanes + lane] = value[k][1];
+    for (int k = 0; k < kMapTurnSide / kMapTurnWarps; ++k) {
+      tile[k * kMapTurnWarps + warp][lane] = value[k][0];
+      tile[k * kMapTurnWarps + warp][kLanes + lane] = value[k][1];
     }
     __syncthreads();
     T *const target = static_cast<T *>(to.data) + to.plane(n, c0) + cell0 * to.column;
 #pragma unroll
-    for (int k = 0; k < kTurnSide / kTurnWarps; ++k) {
-      const int cell = k * kTurnWarps + warp;
+    for (int k = 0; k < kMapTurnSide / kMapTurnWarps; ++k) {
+      const int cell = k * kMapTurnWarps + warp;
       if (cell < cells - cell0) {
         if (c0 + lane < to.column) target[cell * to.column + lane] = tile[lane][cell];
         if (c0 + kLanes + lane < to.column) target[cell * to.column + kLanes + lane] = tile[kLanes + lane][cell];
@@ -93,8 +93,8 @@ __global__ void __launch_bounds__(kTurnThreads)
 template <class T>
 void turn_map(const RoiProblem &problem, const ImageView &from, const ImageView &to, Stream stream) {
   const int64_t tasks =
-      problem.n * ceil_div(int64_t(problem.h) * problem.w, kTurnSide) * ceil_div(to.column, kTurnSide);
-  launch(roi_turn<T>, {std::min(tasks, kMostBlocks), kTurnThreads, 0, true}, stream, problem, from, to, tasks);
+      problem.n * ceil_div(int64_t(problem.h) * problem.w, kMapTurnSide) * ceil_div(to.column, kMapTurnSide);
+  launch(roi_turn_map<T>, {std::min(tasks, kMostBlocks), kMapTurnThreads, 0, true}, stream, problem, from, to, tasks);
 }
 
 }  // namespace baracuda
