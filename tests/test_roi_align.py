@@ -175,6 +175,8 @@ PROBLEMS = {
     "one bin": ((2, 70, 17, 33), 8, (1, 1), rule_of(1.0, 3, True)),
     "more rows of bins than lanes": ((1, 3, 30, 31), 3, (35, 2), rule_of(1.0, 1, True)),
     "more columns of bins than lanes": ((1, 2, 30, 31), 3, (1, 67), rule_of(1.0, 0, False)),
+    "channels for two warps": ((2, 150, 13, 17), 8, (7, 7), rule_of(0.5, 2, True)),
+    "many bins of many channels": ((1, 45, 20, 17), 4, (14, 15), rule_of(1.0, 0, False)),
 }
 
 
@@ -251,6 +253,23 @@ def test_without_a_workspace(backend: Backend) -> None:
     x, rois = draw(rng, shape, "float32"), draw_rois(rng, 20, shape, strange=True)
     expected = reference.roi_align(x, rois, (4, 3), np.float32, **rule_of())
     assert_close(forward(backend, x, rois, (4, 3), rule_of(), max_workspace=0), expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_bounds_of_the_workspace_choose_the_kernel(backend: Backend, dtype: str) -> None:
+    rng = np.random.default_rng(14)
+    shape = (2, 40, 11, 13)
+    x, rois = draw(rng, shape, dtype), draw_rois(rng, 30, shape, strange=True)
+    expected = reference.roi_align(x, rois, (5, 4), real_of(dtype), **rule_of())
+    common = {**fields(shape, 30, (5, 4)), "dtype": dtype, "device": backend.device}
+    bounds, paths = [None, 0], []
+    if backend.device == "cuda":
+        bounds.insert(1, bc.RoiAlignPlan(**common).workspace_size - 1)
+    for bound in bounds:
+        paths.append(bc.RoiAlignPlan(**common, preference=bc.PlanPreference(max_workspace=bound)).path)
+        assert_close(forward(backend, x, rois, (5, 4), rule_of(), max_workspace=bound), expected)
+    if backend.device == "cuda":
+        assert paths == (["rows", "any", "any"] if dtype == "float64" else ["turned", "rows", "any"])
 
 
 @pytest.mark.parametrize("sampling_ratio", [0, 2])

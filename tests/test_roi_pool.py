@@ -66,11 +66,13 @@ def forward(
     layouts: tuple[str, str] = ("row_major", "row_major"),
     misalign: int = 0,
     index_dtype: str | None = "int32",
+    max_workspace: int | None = None,
 ) -> tuple[np.ndarray, np.ndarray | None]:
     plan = bc.RoiPoolPlan(
         **fields(x.shape, rois.shape[0], pooled), spatial_scale=scale, dtype=x.dtype.name, rois_dtype=rois.dtype.name,
-        index_dtype=index_dtype, device=backend.device,
+        index_dtype=index_dtype, device=backend.device, preference=bc.PlanPreference(max_workspace=max_workspace),
     )  # fmt: skip
+    assert max_workspace is None or plan.workspace_size <= max_workspace
     shape = (rois.shape[0], x.shape[1], *pooled)
     source = backend.input(x, layout=layouts[0], misalign=misalign)
     output = backend.output(shape, x.dtype.name, layout=layouts[1], misalign=misalign)
@@ -97,11 +99,14 @@ def backward(
     layouts: tuple[str, str] = ("row_major", "row_major"),
     misalign: int = 0,
     dx: np.ndarray | None = None,
+    max_workspace: int | None = None,
 ) -> np.ndarray:
     plan = bc.RoiPoolBackwardPlan(
         **fields(shape, rois.shape[0], dy.shape[2:]), spatial_scale=scale, dtype=dy.dtype.name,
         rois_dtype=rois.dtype.name, index_dtype=argmax.dtype.name, accumulate=dx is not None, device=backend.device,
+        preference=bc.PlanPreference(max_workspace=max_workspace),
     )  # fmt: skip
+    assert max_workspace is None or plan.workspace_size <= max_workspace
     if dx is None:
         written = backend.output(shape, dy.dtype.name, layout=layouts[1], misalign=misalign)
     else:
@@ -143,6 +148,8 @@ PROBLEMS = {
     "bins smaller than cells": ((1, 37, 9, 8), 6, (14, 13), 1.0),
     "one cell": ((3, 2, 1, 1), 7, (2, 2), 1.0),
     "one bin": ((2, 70, 17, 33), 8, (1, 1), 1.0),
+    "many bins of many channels": ((2, 150, 13, 17), 9, (11, 10), 0.5),
+    "more columns than a band's": ((1, 33, 4, 300), 4, (3, 20), 1.0),
 }
 
 
@@ -184,6 +191,25 @@ def test_layouts(backend: Backend, layout: str) -> None:
         np.testing.assert_array_equal(argmax, expected[1])
     else:
         check(backend, x, rois, (3, 4), layouts=(layout, layout), misalign=1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_without_a_workspace(backend: Backend, dtype: str) -> None:
+    rng = np.random.default_rng(4)
+    shape = (2, 36, 12, 15)
+    check(backend, draw(rng, shape, dtype), draw_rois(rng, 9, shape, strange=True), (3, 4), max_workspace=0)
+
+
+def test_paths(device: str) -> None:
+    """A few channels, or a few boxes, aren't worth turning the map."""
+    common = {"dtype": "float32", "index_dtype": "int32", "device": device}
+    paths = []
+    for channels, count, bound in ((32, 9, None), (31, 9, None), (32, 1, None), (32, 9, 0)):
+        problem = {**common, **fields((2, channels, 12, 15), count, (3, 4))}
+        plan = bc.RoiPoolPlan(**problem, preference=bc.PlanPreference(max_workspace=bound))
+        assert (plan.workspace_size > 0) == (plan.path == "turned")
+        paths.append(plan.path)
+    assert paths == (["direct"] * 4 if device == "cpu" else ["turned", "any", "any", "any"])
 
 
 @given(st.data())

@@ -35,17 +35,23 @@ void roi_align_backward_cuda(const RoiAlignBackward &call, Stream stream) {
       call.dtype, [&](auto tag) { roi_align_backward_cuda_of<typename decltype(tag)::type>(call, stream); });
 }
 
-const char *roi_align_path(const RoiAlignProblem &problem, DLDataType dtype) {
+const char *roi_align_path(const RoiAlignProblem &problem, DLDataType dtype, bool turn) {
   const auto fits = [&](auto real) { return roi_rows_shared<decltype(real)>(problem, 1) > 0; };
-  return with_real(dtype, fits) ? "rows" : "any";
+  return !with_real(dtype, fits) ? "any" : turn ? "turned" : "rows";
 }
 
-size_t roi_align_workspace(const RoiAlignProblem &problem, DLDataType dtype) {
-  return with_real(dtype, [&](auto real) {
-    Workspace space(nullptr);
-    roi_records<decltype(real)>(problem, space);
-    return space.size();
-  });
+bool roi_align_turns(const RoiAlignProblem &problem, DLDataType dtype) {
+  bool turns = false;
+  dispatch_dtype<float16, bfloat16, float, double>(
+      dtype, [&](auto tag) { turns = roi_align_turns_of<typename decltype(tag)::type>(problem); });
+  return turns;
+}
+
+size_t roi_align_workspace(const RoiAlignProblem &problem, DLDataType dtype, bool turn) {
+  Workspace space(nullptr);
+  dispatch_dtype<float16, bfloat16, float, double>(
+      dtype, [&](auto tag) { roi_align_space<typename decltype(tag)::type>(problem, turn, space); });
+  return space.size();
 }
 
 const char *roi_align_backward_path(const RoiAlignProblem &problem, DLDataType dtype) {

@@ -37,6 +37,22 @@ struct SmallDivider {
   }
 };
 
+// More RoIs than these keep their order: ranking compares all with all.
+constexpr int64_t kMostRanked = 4096;
+
+// About in proportion to a RoI's work; with at most so many rows.
+__device__ inline float roi_area(const RoiProblem &problem, const RoiRows &rois, int64_t r,
+                                 float most_rows = INFINITY) {
+  const auto side = [&](int from, int32_t cells) {
+    const float scale = float(problem.scale);
+    const float begin = fminf(fmaxf(rois.at<float>(r, from) * scale, 0), float(cells));
+    const float end = fminf(fmaxf(rois.at<float>(r, from + 2) * scale, 0), float(cells));
+    return fabsf(end - begin);
+  };
+  constexpr float kMargin = 8;
+  return (fminf(side(2, problem.h), most_rows) + kMargin) * (side(1, problem.w) + kMargin);
+}
+
 template <class Kernel>
 void allow_roi_shared(Kernel *kernel, size_t bytes) {
   constexpr size_t kWithoutAsking = 32 * 1024;

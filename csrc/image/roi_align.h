@@ -166,6 +166,7 @@ struct RoiAlignForward {
   RoiRows rois;
   ImageView output;
   DLDataType dtype;
+  bool turn;             // the map, into the workspace, if its channels lie apart
   std::byte *workspace;  // NULL: there is none
 };
 
@@ -185,8 +186,9 @@ void roi_align_backward_cpu(const RoiAlignBackward &call);
 void roi_align_cuda(const RoiAlignForward &call, Stream stream);
 void roi_align_backward_cuda(const RoiAlignBackward &call, Stream stream);
 // The access paths of row-major operands, and what they need. The forward can do without, slowly.
-const char *roi_align_path(const RoiAlignProblem &problem, DLDataType dtype);
-size_t roi_align_workspace(const RoiAlignProblem &problem, DLDataType dtype);
+const char *roi_align_path(const RoiAlignProblem &problem, DLDataType dtype, bool turn);
+bool roi_align_turns(const RoiAlignProblem &problem, DLDataType dtype);
+size_t roi_align_workspace(const RoiAlignProblem &problem, DLDataType dtype, bool turn);
 const char *roi_align_backward_path(const RoiAlignProblem &problem, DLDataType dtype);
 size_t roi_align_backward_workspace(const RoiAlignProblem &problem, DLDataType dtype);
 

@@ -10,6 +10,7 @@
 #include <type_traits>
 
 #include "image/roi_align.cuh"
+#include "image/roi_turn.cuh"
 
 namespace baracuda {
 
@@ -63,8 +64,6 @@ constexpr int kRowsItems = 3;
 constexpr int kRowsPacks = kRowsItems * kLanes;
 // Rows of bins that a warp holds sums of.
 constexpr int kRowsPlanes = 4;
-// More RoIs than these keep their order: ranking compares all with all.
-constexpr int64_t kMostRanked = 4096;
 // What each block copies of a record before it knows the size; written in any case.
 constexpr int32_t kRecordStart = kRowsThreads * int32_t(kRoiVector);
 
@@ -116,18 +115,9 @@ RoiRecords roi_records(const RoiAlignProblem &problem, Workspace &space) {
           int32_t(problem.rois <= kMostRanked)};
 }
 
-// About in proportion to a RoI's work.
 __device__ inline float roi_work(const RoiAlignProblem &problem, const RoiRows &rois, int64_t r) {
-  const auto side = [&](int from, int32_t cells) {
-    const float scale = float(problem.scale);
-    const float begin = fminf(fmaxf(rois.at<float>(r, from) * scale, 0), float(cells));
-    const float end = fminf(fmaxf(rois.at<float>(r, from + 2) * scale, 0), float(cells));
-    return fabsf(end - begin);
-  };
-  float rows = side(2, problem.h);
-  if (problem.sampling_ratio > 0) rows = fminf(rows, 2.0f * float(problem.sampling_ratio) * float(problem.pooled_h));
-  constexpr float kMargin = 8;
-  return (rows + kMargin) * (side(1, problem.w) + kMargin);
+  const float most = 2.0f * float(problem.sampling_ratio) * float(problem.pooled_h);
+  return roi_area(problem, rois, r, problem.sampling_ratio > 0 ? most : INFINITY);
 }
 
 // A block lists a RoI: its first warp the rows, the other the columns, a lane a bin.
@@ -244,6 +234,8 @@ struct RoiAlignForwardCall {
   // All RoIs for a group of channels, then for the next: what they read lies in the cache, unlike the whole map.
   int64_t tasks;
   int32_t partials_at;  // in shared memory, sums of bins between two windows of columns
+  int32_t staged_bins;  // outputs are turned back by as many bins at once
+  Divider by_pw;
 };
 
 template <class T, int kVector>
@@ -412,10 +404,17 @@ __global__ void __launch_bounds__(kRowsThreads, sizeof(T) < sizeof(float) ? 10 :
   }
 }
 
-// Lanes are channels, kVector of them each.
-template <class T, int kVector>
-__global__ void __launch_bounds__(kRoiThreads) roi_align_lines(const __grid_constant__ RoiAlignForwardCall call) {
+// Most bins are 49, of which seven warps take as many each; where that counts.
+template <class T, bool kStaged>
+constexpr int kLinesThreads = kStaged && sizeof(T) == sizeof(float) ? 7 * kLanes : kRoiThreads;
+
+// Lanes are channels, kVector of them each. With channels of the output far apart, a block gathers some bins of all of
+// its channels before it writes them.
+template <class T, int kVector, bool kStaged>
+__global__ void __launch_bounds__(kLinesThreads<T, kStaged>)
+    roi_align_lines(const __grid_constant__ RoiAlignForwardCall call) {
   using Real = typename ImageReal<T>::type;
+  constexpr int kThreads = kLinesThreads<T, kStaged>;
   using Pack = RoiPack<T, kVector>;
   extern __shared__ __align__(16) char shared[];
   const RoiAlignProblem &problem = call.forward.problem;
@@ -424,10 +423,12 @@ __global__ void __launch_bounds__(kRoiThreads) roi_align_lines(const __grid_cons
   const int lane = int(threadIdx.x % kLanes);
   const int warp = int(threadIdx.x / kLanes);
   const int32_t pw_count = problem.pooled_w;
+  const int32_t bins = problem.pooled_h * pw_count;
   const int64_t rois = problem.rois;
+  T *const staged = reinterpret_cast<T *>(shared + call.records.bytes);
   wait_for_earlier_work();
   for (int64_t task = blockIdx.x; task < call.tasks; task += gridDim.x) {
-    copy_record<kRoiThreads>(shared, call.records.data + task % rois * call.records.bytes);
+    copy_record<kThreads>(shared, call.records.data + task % rois * call.records.bytes);
     __syncthreads();
     const RoiHead &head = *reinterpret_cast<const RoiHead *>(shared);
     const int32_t *const rows_begin = RoiRecords::numbers(shared);
@@ -435,29 +436,52 @@ __global__ void __launch_bounds__(kRoiThreads) roi_align_lines(const __grid_cons
     const int32_t *const counts = columns_begin + pw_count + 1;
     const RoiEntry<Real> *const rows = reinterpret_cast<const RoiEntry<Real> *>(shared + head.rows_at);
     const RoiEntry<Real> *const columns = reinterpret_cast<const RoiEntry<Real> *>(shared + head.columns_at);
-    const int64_t c = (task / rois * kLanes + lane) * kVector;
-    if (c < problem.c) {
-      T *const to = static_cast<T *>(output.data) + output.plane(head.roi, c);
-      const T *const from = static_cast<const T *>(input.data) + input.plane(max(head.batch, 0), c);
-      for (int32_t b = warp; b < problem.pooled_h * pw_count; b += kRoiThreads / kLanes) {
-        const int32_t ph = b / pw_count;
-        const int32_t pw = b - ph * pw_count;
-        const int32_t last = rows_begin[ph + 1] - 1;
-        Real sum[kVector] = {};
-        for (int32_t i = rows_begin[ph] * kChunkRows; i < last * kChunkRows + (counts[last] & kChunkCount); ++i) {
-          const T *const line = from + int64_t(rows[i].cell) * input.row;
-          Real part[kVector] = {};
+    const int64_t c0 = task / rois * kLanes * kVector;
+    const int64_t c = c0 + lane * kVector;
+    T *const to = static_cast<T *>(output.data) + output.plane(head.roi, c0);
+    const T *const from = static_cast<const T *>(input.data) + input.plane(max(head.batch, 0), c);
+    for (int32_t first = 0; first < bins; first += call.staged_bins) {
+      const int32_t count = min(bins - first, call.staged_bins);
+      if (c < problem.c) {
+        for (int32_t b = first + warp; b < first + count; b += kThreads / kLanes) {
+          const int32_t ph = int32_t(call.by_pw.divide(uint32_t(b)));
+          const int32_t pw = b - ph * pw_count;
+          const int32_t last = rows_begin[ph + 1] - 1;
+          Real sum[kVector] = {};
+          for (int32_t i = rows_begin[ph] * kChunkRows; i < last * kChunkRows + (counts[last] & kChunkCount); ++i) {
+            const T *const line = from + int64_t(rows[i].cell) * input.row;
+            Real part[kVector] = {};
 #pragma unroll 4
-          for (int32_t j = columns_begin[pw]; j < columns_begin[pw + 1]; ++j) {
-            const Pack pack = *reinterpret_cast<const Pack *>(line + int64_t(columns[j].cell) * input.column);
+            for (int32_t j = columns_begin[pw]; j < columns_begin[pw + 1]; ++j) {
+              const Pack pack = *reinterpret_cast<const Pack *>(line + int64_t(columns[j].cell) * input.column);
 #pragma unroll
-            for (int v = 0; v < kVector; ++v) part[v] += columns[j].weight * Real(pack.value[v]);
+              for (int v = 0; v < kVector; ++v) part[v] += columns[j].weight * Real(pack.value[v]);
+            }
+#pragma unroll
+            for (int v = 0; v < kVector; ++v) sum[v] += rows[i].weight * part[v];
           }
 #pragma unroll
-          for (int v = 0; v < kVector; ++v) sum[v] += rows[i].weight * part[v];
+          for (int v = 0; v < kVector; ++v) {
+            if constexpr (kStaged) {
+              staged[(lane * kVector + v) * call.staged_bins + b - first] = T(sum[v]);
+            } else {
+              to[(lane * kVector + v) * output.channel + output.cell(ph, pw)] = T(sum[v]);
+            }
+          }
         }
-#pragma unroll
-        for (int v = 0; v < kVector; ++v) to[v * output.channel + output.cell(ph, pw)] = T(sum[v]);
+      }
+      if constexpr (kStaged) {
+        __syncthreads();
+        const int32_t channels = int32_t(min(problem.c - c0, int64_t(kLanes) * kVector));
+        const SmallDivider by_count(count);
+        for (int32_t i = int32_t(threadIdx.x); i < channels * count; i += kThreads) {
+          const int32_t channel = by_count.divide(i);
+          const int32_t b = i - channel * count;
+          const int32_t ph = int32_t(call.by_pw.divide(uint32_t(first + b)));
+          to[channel * output.channel + output.cell(ph, first + b - ph * pw_count)] =
+              staged[channel * call.staged_bins + b];
+        }
+        __syncthreads();
       }
     }
     __syncthreads();
@@ -498,13 +522,42 @@ __global__ void __launch_bounds__(kRoiThreads) roi_align_any(RoiAlignForward cal
 }
 
 template <class T>
+constexpr bool kTurns = sizeof(T) < sizeof(double);
+
+// Whether the map's channels are best put side by side first.
+template <class T>
+bool roi_align_turns_of(const RoiAlignProblem &problem) {
+  if (!kTurns<T> || !can_turn(problem) || roi_rows_shared<typename ImageReal<T>::type>(problem, 1) == 0) return false;
+  const double bins = double(problem.pooled_h) * problem.pooled_w;
+  // Lanes along rows read once the cells that bins share, and take 32-bit numbers at full speed.
+  constexpr double kMostBins = 64;
+  if (sizeof(T) == sizeof(float) && bins > kMostBins) return false;
+  // The cells that are turned in the time that an output saves.
+  constexpr double kTurnedCells = sizeof(T) == sizeof(float) ? 6 : 8;
+  return kTurnedCells * double(problem.rois) * bins >= double(problem.n) * problem.h * problem.w;
+}
+
+template <class T>
+struct RoiAlignSpace {
+  RoiRecords records;
+  T *turned;
+};
+
+template <class T>
+RoiAlignSpace<T> roi_align_space(const RoiAlignProblem &problem, bool turn, Workspace &space) {
+  const RoiRecords records = roi_records<typename ImageReal<T>::type>(problem, space);
+  return {records, turn ? space.take<T>(turned_elements<T>(problem)) : nullptr};
+}
+
+template <class T>
 void roi_align_cuda_of(const RoiAlignForward &call, Stream stream) {
   using Real = typename ImageReal<T>::type;
   const RoiAlignProblem &problem = call.problem;
   const ImageView &input = call.input;
   constexpr int kVector = sizeof(T) == sizeof(double) ? 2 : 4;
-  Workspace space(call.workspace);
-  const RoiRecords records = roi_records<Real>(problem, space);
+  Workspace workspace(call.workspace);
+  const RoiAlignSpace<T> space = roi_align_space<T>(problem, call.turn, workspace);
+  const RoiRecords &records = space.records;
   if (records.bytes == 0 || !call.workspace) {
     const int64_t outputs = problem.rois * problem.c * problem.pooled_h * problem.pooled_w;
     launch(roi_align_any<T>, {std::min(ceil_div(outputs, kRoiThreads), kMostBlocks), kRoiThreads}, stream, call,
@@ -512,22 +565,43 @@ void roi_align_cuda_of(const RoiAlignForward &call, Stream stream) {
     return;
   }
   const bool lines = input.channel == 1 && problem.c > 1 && std::abs(input.column) > 1;
+  const auto run = [&](auto kernel, const RoiAlignForwardCall &forward, int threads, size_t shared) {
+    allow_roi_shared(kernel, shared);
+    launch(kernel, {std::min(forward.tasks, kMostBlocks), threads, shared, true}, stream, forward);
+  };
   // Whether kVector elements in a row can be loaded at once.
   const auto whole = [](int64_t elements) { return elements % kVector == 0; };
   const bool packs =
       reinterpret_cast<uintptr_t>(input.data) % (kVector * sizeof(T)) == 0 && whole(input.batch) && whole(input.row) &&
       (lines ? whole(problem.c) && whole(input.column) : input.column == 1 && whole(problem.w) && whole(input.channel));
+  const bool turn = call.turn && !lines;
   const int32_t vector = packs ? kVector : 1;
   launch(roi_align_list<Real>, {problem.rois, kRowsThreads, 0, true}, stream, problem, call.rois, records, vector);
-  const int64_t groups = ceil_div(problem.c, lines ? kLanes * int64_t(vector) : kRowsChannels);
-  const int64_t sums = int64_t(sizeof(Real)) * kRowsWarps * kRowsPlanes * RowsSums<Real>::plane(vector);
-  const RoiAlignForwardCall forward = {call, records, problem.rois * groups, int32_t(records.bytes + sums)};
-  const Grid grid = {std::min(forward.tasks, kMostBlocks), lines ? kRoiThreads : kRowsThreads,
-                     lines ? size_t(records.bytes) : roi_rows_shared<Real>(problem, vector), true};
-  const auto kernel = lines ? (packs ? roi_align_lines<T, kVector> : roi_align_lines<T, 1>)
-                            : (packs ? roi_align_rows<T, kVector> : roi_align_rows<T, 1>);
-  allow_roi_shared(kernel, grid.shared_bytes);
-  launch(kernel, grid, stream, forward);
+  RoiAlignForwardCall forward = {
+      call, records, 0, 0, problem.pooled_h * problem.pooled_w, Divider(uint32_t(problem.pooled_w))};
+  const auto tasks = [&](int64_t channels) { return problem.rois * ceil_div(problem.c, channels); };
+  if (turn) {
+    if constexpr (kTurns<T>) {
+      forward.forward.input = turned_view<T>(problem, space.turned);
+      turn_map<T>(problem, input, forward.forward.input, stream);
+      constexpr int32_t kBinBytes = kLanes * kTurnedVector<T> * int32_t(sizeof(T));
+      constexpr int32_t kMostStaged = 25 * 1024;
+      forward.staged_bins = std::min(forward.staged_bins, kMostStaged / kBinBytes);
+      forward.tasks = tasks(kLanes * kTurnedVector<T>);
+      run(roi_align_lines<T, kTurnedVector<T>, true>, forward, kLinesThreads<T, true>,
+          size_t(records.bytes) + size_t(forward.staged_bins) * kBinBytes);
+    }
+  } else if (lines) {
+    forward.tasks = tasks(kLanes * vector);
+    run(packs ? roi_align_lines<T, kVector, false> : roi_align_lines<T, 1, false>, forward, kRoiThreads,
+        size_t(records.bytes));
+  } else {
+    const int64_t sums = int64_t(sizeof(Real)) * kRowsWarps * kRowsPlanes * RowsSums<Real>::plane(vector);
+    forward.tasks = tasks(kRowsChannels);
+    forward.partials_at = int32_t(records.bytes + sums);
+    run(packs ? roi_align_rows<T, kVector> : roi_align_rows<T, 1>, forward, kRowsThreads,
+        roi_rows_shared<Real>(problem, vector));
+  }
 }
 
 }  // namespace baracuda

@@ -38,8 +38,9 @@ class RoiAlignPlan final : public RoiAlignBase {
                  {"output", Role::out, desc.dtype, out_}};
     if constexpr (kWithCuda) {
       if (device().is_cuda()) {
-        const size_t wanted = roi_align_workspace(align_, desc.dtype);
-        path_ = allows_workspace(wanted) ? roi_align_path(align_, desc.dtype) : "any";
+        turn_ = roi_align_turns(align_, desc.dtype) && allows_workspace(roi_align_workspace(align_, desc.dtype, true));
+        const size_t wanted = roi_align_workspace(align_, desc.dtype, turn_);
+        path_ = allows_workspace(wanted) ? roi_align_path(align_, desc.dtype, turn_) : "any";
         if (allows_workspace(wanted)) workspace_size_ = wanted;
       }
     }
@@ -53,6 +54,7 @@ class RoiAlignPlan final : public RoiAlignBase {
                                      roi_rows(call.operands[kRois]),
                                      image_view(call.operands[kOutput]),
                                      operands_[kInput].dtype,
+                                     turn_,
                                      call.workspace};
     if constexpr (kWithCuda) {
       if (device().is_cuda()) {
@@ -65,6 +67,8 @@ class RoiAlignPlan final : public RoiAlignBase {
 
  private:
   enum { kInput, kRois, kOutput };
+
+  bool turn_ = false;
 };
 
 class RoiAlignBackwardPlan final : public RoiAlignBase {

@@ -88,6 +88,7 @@ struct RoiPoolForward {
   ImageView output;
   RoiIndices argmax;  // without data: none are wanted
   DLDataType dtype;
+  std::byte *workspace;  // NULL: there is none
 };
 
 struct RoiPoolBackward {
@@ -130,5 +131,7 @@ void roi_pool_backward_cpu(const RoiPoolBackward &call);
 // Enqueue on the current device.
 void roi_pool_cuda(const RoiPoolForward &call, Stream stream);
 void roi_pool_backward_cuda(const RoiPoolBackward &call, Stream stream);
+// What the faster path needs; 0 where there is only the plain one.
+size_t roi_pool_workspace(const RoiProblem &problem, DLDataType dtype);
 
 }  // namespace baracuda

@@ -41,6 +41,14 @@ class RoiPoolPlan final : public RoiPoolBase {
     }
     cost_.operations = out_.count();
     set_sku("roi_pool", desc.dtype, desc.rois_dtype, "exact", "none");
+    if constexpr (kWithCuda) {
+      const size_t wanted = device().is_cuda() ? roi_pool_workspace(problem_, desc.dtype) : 0;
+      if (wanted > 0 && allows_workspace(wanted)) {
+        path_ = "turned";
+        workspace_size_ = wanted;
+        launches_only_ = false;
+      }
+    }
   }
 
  protected:
@@ -51,7 +59,8 @@ class RoiPoolPlan final : public RoiPoolBase {
                               roi_rows(call.operands[kRois]),
                               image_view(call.operands[kOutput]),
                               {},
-                              operands_[kInput].dtype};
+                              operands_[kInput].dtype,
+                              call.workspace};
     if (operands_.size() > kArgmax) {
       const Tensor &argmax = call.operands[kArgmax];
       forward.argmax = {image_view(argmax), argmax.dtype.bits == 64};
