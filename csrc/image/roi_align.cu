@@ -48,20 +48,23 @@ size_t roi_align_workspace(const RoiAlignProblem &problem, DLDataType dtype) {
   });
 }
 
-const char *roi_align_backward_path(const RoiAlignProblem &problem, DLDataType dtype) {
-  const auto fits = [&](auto real) {
+const char *roi_align_backward_path(const RoiAlignProblem &problem, DLDataType dtype, const RoiRoom &room) {
+  bool lists = false;
+  dispatch_dtype<float16, bfloat16, float, double>(dtype, [&](auto tag) {
     Workspace space(nullptr);
-    return roi_table<decltype(real)>(problem, space).record > 0;
-  };
-  return with_real(dtype, fits) ? "tiles" : "any";
+    lists = roi_table<typename decltype(tag)::type>(problem, room, space).record > 0;
+  });
+  return lists ? "tiles" : "any";
 }
 
-size_t roi_align_backward_workspace(const RoiAlignProblem &problem, DLDataType dtype) {
-  return with_real(dtype, [&](auto real) {
+size_t roi_align_backward_workspace(const RoiAlignProblem &problem, DLDataType dtype, const RoiRoom &room) {
+  size_t size = 0;
+  dispatch_dtype<float16, bfloat16, float, double>(dtype, [&](auto tag) {
     Workspace space(nullptr);
-    roi_table<decltype(real)>(problem, space);
-    return space.size();
+    roi_table<typename decltype(tag)::type>(problem, room, space);
+    size = space.size();
   });
+  return size;
 }
 
 std::string image_arch(const char *plan) { return kernel_arch(plan, reinterpret_cast<const void *>(arch_probe)); }

@@ -169,6 +169,12 @@ struct RoiAlignForward {
   std::byte *workspace;  // NULL: there is none
 };
 
+// What the workspace of the backward holds.
+struct RoiRoom {
+  bool lists = false;    // what the bins of all RoIs weigh
+  int64_t channels = 0;  // whose gradients are turned at a time, so that they lie side by side
+};
+
 struct RoiAlignBackward {
   RoiAlignProblem problem;
   ImageView doutput;
@@ -176,6 +182,7 @@ struct RoiAlignBackward {
   ImageView dinput;
   DLDataType dtype;
   bool accumulate;
+  RoiRoom room;
   std::byte *workspace;
 };
 
@@ -187,7 +194,7 @@ void roi_align_backward_cuda(const RoiAlignBackward &call, Stream stream);
 // The access paths of row-major operands, and what they need. The forward can do without, slowly.
 const char *roi_align_path(const RoiAlignProblem &problem, DLDataType dtype);
 size_t roi_align_workspace(const RoiAlignProblem &problem, DLDataType dtype);
-const char *roi_align_backward_path(const RoiAlignProblem &problem, DLDataType dtype);
-size_t roi_align_backward_workspace(const RoiAlignProblem &problem, DLDataType dtype);
+const char *roi_align_backward_path(const RoiAlignProblem &problem, DLDataType dtype, const RoiRoom &room);
+size_t roi_align_backward_workspace(const RoiAlignProblem &problem, DLDataType dtype, const RoiRoom &room);
 
 }  // namespace baracuda
