@@ -15,11 +15,11 @@ constexpr int kTileSide = 8;
 // Warps of a block have the same tile and channels of their own.
 constexpr int kMostTileWarps = 8;
 constexpr int kMostTileThreads = kMostTileWarps * kLanes;
-// Neighbouring bins of a row that a step takes, whose weights a warp holds.
+// Neighbouring bins of a row that a step takes.
 constexpr int kStepBins = 3;
 // RoIs that a block looks at before it works on those that touch its tile; of these, steps that it prepares.
 constexpr int kRoiBatch = 1024;
-constexpr int kMostSteps = 128;
+constexpr int kMostSteps = 64;
 // A channel's sums of a row, in turn; lanes lie in different banks.
 constexpr int kTurnedRow = kTileSide + 1;
 // Channels, and most bins of each, that a block turns.
@@ -48,8 +48,7 @@ struct RoiTable {
   int32_t bands_x_at;
   int32_t weights_y_at;
   int32_t weights_x_at;
-  int32_t *order;  // of the tiles of all images, those with much work first; NULL: as they are numbered
-  void *turned;    // the gradients of `channels` channels: [roi, bin, channel]
+  void *turned;  // the gradients of `channels` channels: [roi, bin, channel]
   int64_t channels;
 };
 
@@ -59,90 +58,14 @@ struct RoiListsCall {
   RoiRows rois;
   RoiTable table;
   ImageView doutput;
-  int64_t order_blocks;
   int64_t list_blocks;
   int64_t turn_blocks;
-  int32_t down;      // tiles
-  int32_t across;    // tiles
   int64_t c0;        // channels from here on are turned,
   int64_t channels;  // that many
   int32_t turn_groups;
   int32_t turn_pieces;
   int32_t turn_bins;
 };
-
-// Tiles that are put in order, at most, and how fine. Where there are more, the last ones take little of all time.
-constexpr int64_t kMostOrdered = 4096;
-constexpr int kOrderClasses = 256;
-
-// A block puts all tiles in order: the last ones to start should take little time. How much there is to do is
-// estimated.
-template <class Real>
-__device__ void order_tiles(const RoiListsCall<Real> &call, int32_t *work) {
-  __shared__ int32_t most;
-  __shared__ int32_t classes[kOrderClasses];
-  static_assert(kOrderClasses == kTurnThreads);
-  const RoiAlignProblem &problem = call.problem;
-  const int32_t row = call.across + 1;
-  const int32_t image = (call.down + 1) * row;
-  const int32_t all = int32_t(problem.n) * image;
-  const int32_t thread = int32_t(threadIdx.x);
-  for (int32_t i = thread; i < all; i += kTurnThreads) work[i] = 0;
-  classes[thread] = 0;
-  if (thread == 0) most = 1;
-  __syncthreads();
-  // What begins and what ends at each tile, along both axes.
-  for (int64_t r = thread; r < problem.rois; r += kTurnThreads) {
-    const RoiGeometry<Real> roi = roi_geometry<Real>(problem, call.rois, r);
-    if (roi.batch < 0) continue;
-    const auto range = [](const RoiAxis<Real> &axis, int32_t bins, int32_t tiles, int32_t *steps) {
-      const Real end = axis.start + axis.bin * Real(bins);
-      const Real last = Real(axis.cells - 1);
-      const Real low = fmin(fmax(fmin(axis.start, end), Real(0)), last);
-      const Real high = fmin(fmax(fmax(axis.start, end), Real(0)), last);
-      *steps = 1 + int32_t(fmin(Real(kTileSide) / fmax(fabs(axis.bin), Real(1) / kTileSide), Real(bins)));
-      return make_int2(min(int32_t(low) / kTileSide, tiles - 1), min(int32_t(high) / kTileSide, tiles - 1) + 1);
-    };
-    int32_t rows;
-    int32_t columns;
-    const int2 y = range(roi.y, problem.pooled_h, call.down, &rows);
-    const int2 x = range(roi.x, problem.pooled_w, call.across, &columns);
-    const int32_t steps = rows * (kStepBins + columns);
-    int32_t *const at = work + roi.batch * image;
-    atomicAdd(at + y.x * row + x.x, steps);
-    atomicAdd(at + y.x * row + x.y, -steps);
-    atomicAdd(at + y.y * row + x.x, -steps);
-    atomicAdd(at + y.y * row + x.y, steps);
-  }
-  __syncthreads();
-  for (int32_t i = thread; i < int32_t(problem.n) * (call.down + 1); i += kTurnThreads)
-    for (int32_t k = 1; k < row; ++k) work[i * row + k] += work[i * row + k - 1];
-  __syncthreads();
-  int32_t own = 0;
-  for (int32_t i = thread; i < int32_t(problem.n) * row; i += kTurnThreads) {
-    int32_t *const at = work + i / row * image + i % row;
-    for (int32_t k = 0; k < call.down; ++k) {
-      if (k > 0) at[k * row] += at[(k - 1) * row];
-      own = max(own, at[k * row]);
-    }
-  }
-  atomicMax(&most, own);
-  __syncthreads();
-  const int32_t tiles = int32_t(problem.n) * call.down * call.across;
-  const auto class_of = [&](int32_t tile) {
-    const int32_t n = tile / (call.down * call.across);
-    const int32_t done = work[n * image + tile / call.across % call.down * row + tile % call.across];
-    return kOrderClasses - 1 - int32_t(int64_t(done) * (kOrderClasses - 1) / most);
-  };
-  for (int32_t i = thread; i < tiles; i += kTurnThreads) atomicAdd(classes + class_of(i), 1);
-  __syncthreads();
-  int32_t before = 0;
-  for (int k = 0; k < thread; ++k) before += classes[k];
-  __syncthreads();
-  classes[thread] = before;
-  __syncthreads();
-  for (int32_t i = thread; i < tiles; i += kTurnThreads) call.table.order[atomicAdd(classes + class_of(i), 1)] = i;
-}
 
 // A block lists a RoI: its first warp the rows, another the columns.
 template <class Real>
@@ -235,28 +158,49 @@ __device__ void turn_gradients(const RoiListsCall<typename ImageReal<T>::type> &
   const int32_t c0 = group * kTurnChannels;
   const int32_t channels = int32_t(min(call.channels - c0, int64_t(kTurnChannels)));
   const T *const from = static_cast<const T *>(call.doutput.data) + call.doutput.plane(r, call.c0 + c0);
-  const SmallDivider by_count(count);
-  const bool plain = call.doutput.column == 1 && call.doutput.row == problem.pooled_w;
+  const int32_t all = channels * count;
+  int32_t c = int32_t(threadIdx.x) / count;
+  int32_t b = int32_t(threadIdx.x) % count;
+  // Threads go on to the element that lies kTurnThreads after theirs.
+  const int32_t more_c = kTurnThreads / count;
+  const int32_t more_b = kTurnThreads % count;
+  const auto turn = [&](const auto &offset) {
 #pragma unroll 8
-  for (int32_t i = int32_t(threadIdx.x); i < channels * count; i += kTurnThreads) {
-    const int32_t c = by_count.divide(i);
-    const int32_t b = i - c * count;
-    const int32_t bin = first + b;
-    const int64_t cell = plain ? bin : call.doutput.cell(bin / problem.pooled_w, bin % problem.pooled_w);
-    memory[c * kRow + b] = from[c * call.doutput.channel + cell];
+    for (int32_t i = int32_t(threadIdx.x); i < all; i += kTurnThreads) {
+      memory[c * kRow + b] = from[offset(c, first + b)];
+      c += more_c;
+      b += more_b;
+      if (b >= count) {
+        b -= count;
+        ++c;
+      }
+    }
+  };
+  constexpr int64_t kNear = INT32_MAX / kTurnChannels / 2;
+  if (call.doutput.column == 1 && call.doutput.row == problem.pooled_w && call.doutput.channel < kNear &&
+      call.doutput.channel > -kNear) {
+    const int32_t channel = int32_t(call.doutput.channel);
+    turn([&](int32_t at, int32_t bin) { return at * channel + bin; });
+  } else {
+    turn([&](int32_t at, int32_t bin) {
+      return at * call.doutput.channel + call.doutput.cell(bin / problem.pooled_w, bin % problem.pooled_w);
+    });
   }
   __syncthreads();
-  T *const to = static_cast<T *>(call.table.turned) + (r * bins + first) * call.table.channels + c0;
   constexpr int kAcross = kTurnChannels / kPack;
+  constexpr int kDown = kTurnThreads / kAcross;
+  c = int32_t(threadIdx.x) % kAcross * kPack;
+  if (c >= channels) return;
+  T *to = static_cast<T *>(call.table.turned) +
+          (r * bins + first + int32_t(threadIdx.x) / kAcross) * call.table.channels + c0 + c;
+  const int64_t more = kDown * call.table.channels;
 #pragma unroll 4
-  for (int32_t i = int32_t(threadIdx.x); i < count * kAcross; i += kTurnThreads) {
-    const int32_t b = i / kAcross;
-    const int32_t c = i % kAcross * kPack;
-    if (c >= channels) continue;
+  for (b = int32_t(threadIdx.x) / kAcross; b < count; b += kDown) {
     Pack pack;
 #pragma unroll
     for (int k = 0; k < kPack; ++k) pack.value[k] = memory[(c + k) * kRow + b];
-    *reinterpret_cast<Pack *>(to + b * call.table.channels + c) = pack;
+    *reinterpret_cast<Pack *>(to) = pack;
+    to += more;
   }
 }
 
@@ -268,12 +212,10 @@ __global__ void __launch_bounds__(kTurnThreads)
   let_next_kernel_start();
   // Those that take long, and little, first.
   const int64_t block = blockIdx.x;
-  if (block < call.order_blocks)
-    order_tiles(call, reinterpret_cast<int32_t *>(shared));
-  else if (block < call.order_blocks + call.list_blocks)
-    list_roi(call, block - call.order_blocks, reinterpret_cast<int2 *>(shared));
+  if (block < call.list_blocks)
+    list_roi(call, block, reinterpret_cast<int2 *>(shared));
   else
-    turn_gradients<T>(call, block - call.order_blocks - call.list_blocks, reinterpret_cast<T *>(shared));
+    turn_gradients<T>(call, block - call.list_blocks, reinterpret_cast<T *>(shared));
 }
 
 struct RoiAlignTilesCall {
@@ -297,13 +239,11 @@ struct RoiAlignTilesCall {
 template <class Real>
 struct alignas(kRoiVector) TileStep {
   int64_t offset;  // of the first bin's gradient, in elements
-  int32_t roi;
-  uint16_t place;  // of the first bin's weights of x
-  uint8_t rows;    // pairs of rows with a weight
-  uint8_t bins;    // the first step with these bins and this RoI has kNewBins, too
-  Real weight[kTileSide];
+  int32_t bins;
+  int32_t rows;  // a bit for each pair of rows with a weight
+  Real y[kTileSide];
+  Real x[kStepBins][kTileSide];
 };
-constexpr uint8_t kNewBins = 0x80;
 
 template <class Real>
 struct alignas(kRoiVector) RoiVector {
@@ -336,41 +276,23 @@ class RoiTile {
   }
 
   // `given` are the lane's gradients. The next step's are on their way while one is worked on.
-  __device__ __forceinline__ void add(const TileStep<Real> *steps, int32_t count, const T *given, int64_t column,
-                                      const RoiTable &table) {
-    T value[kStepBins];
+  __device__ __forceinline__ void add(const TileStep<Real> *steps, int32_t count, const T *given, int64_t column) {
     T coming[kStepBins];
-    int32_t bins = steps[0].bins;
-    load(coming, given + steps[0].offset, column, bins & ~kNewBins);
+    load(coming, given + steps[0].offset, column, steps[0].bins);
     for (int32_t s = 0; s < count; ++s) {
       const TileStep<Real> &step = steps[s];
-      const int32_t now = bins & ~kNewBins;
-      const int32_t rows = step.rows;
-#pragma unroll
-      for (int k = 0; k < kStepBins; ++k) value[k] = coming[k];
-      if (bins & kNewBins) {
-        const Real *const weights =
-            reinterpret_cast<const Real *>(table.records + step.roi * int64_t(table.record) + table.weights_x_at) +
-            step.place * kTileSide;
-#pragma unroll
-        for (int k = 0; k < kStepBins; ++k)
-          if (k < now) load_weights(weight_[k], weights + k * kTileSide);
-      }
-      if (s + 1 < count) {
-        bins = steps[s + 1].bins;
-        load(coming, given + steps[s + 1].offset, column, bins & ~kNewBins);
-      }
-      Real real[kStepBins];
+      Real value[kStepBins];
       bool odd = false;
 #pragma unroll
       for (int k = 0; k < kStepBins; ++k) {
-        real[k] = k < now ? Real(value[k]) : Real(0);
-        odd = odd || !(fabs(real[k]) < kSafe);
+        value[k] = Real(coming[k]);
+        odd = odd || !(fabs(value[k]) < kSafe);
       }
+      if (s + 1 < count) load(coming, given + steps[s + 1].offset, column, steps[s + 1].bins);
       if (__any_sync(kAllLanes, odd))
-        add_step<true>(real, now, 15, step.weight);
+        add_step<true>(value, step);
       else
-        add_step<false>(real, now, rows, step.weight);
+        add_step<false>(value, step);
     }
   }
 
@@ -381,39 +303,40 @@ class RoiTile {
 
   __device__ __forceinline__ static void load(T (&value)[kStepBins], const T *from, int64_t column, int32_t count) {
 #pragma unroll
-    for (int k = 0; k < kStepBins; ++k)
-      if (k < count) value[k] = from[k * column];
+    for (int k = 0; k < kStepBins; ++k) value[k] = k < count ? from[k * column] : T(Real(0));
   }
 
   // Of numbers so large that sums of them may not be finite, and of those that aren't, a weight of zero is no factor.
   template <bool kOdd>
-  __device__ __forceinline__ void add_step(const Real (&value)[kStepBins], int32_t bins, int32_t rows,
-                                           const Real *weights) {
+  __device__ __forceinline__ void add_step(const Real (&value)[kStepBins], const TileStep<Real> &step) {
     Real line[kTileSide];
+    Real weight[kTileSide];
+    load_weights(weight, step.x[0]);
 #pragma unroll
-    for (int j = 0; j < kTileSide; ++j) line[j] = kOdd && weight_[0][j] == 0 ? Real(0) : weight_[0][j] * value[0];
+    for (int j = 0; j < kTileSide; ++j) line[j] = kOdd && weight[j] == 0 ? Real(0) : weight[j] * value[0];
 #pragma unroll
     for (int k = 1; k < kStepBins; ++k) {
-      if (k < bins) {
+      if (k < step.bins) {
+        load_weights(weight, step.x[k]);
 #pragma unroll
         for (int j = 0; j < kTileSide; ++j)
-          if (!kOdd || weight_[k][j] != 0) line[j] += weight_[k][j] * value[k];
+          if (!kOdd || weight[j] != 0) line[j] += weight[j] * value[k];
       }
     }
+    const int32_t rows = step.rows;
 #pragma unroll
     for (int i = 0; i < kTileSide; i += 2) {
-      if (!kOdd && !(rows & 1 << i / 2)) continue;
+      if (!(rows & 1 << i / 2)) continue;
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const Real weight = weights[i + half];
-        if (kOdd && weight == 0) continue;
+        const Real some = step.y[i + half];
+        if (kOdd && some == 0) continue;
 #pragma unroll
-        for (int j = 0; j < kTileSide; ++j) sum_[i + half][j] += weight * line[j];
+        for (int j = 0; j < kTileSide; ++j) sum_[i + half][j] += some * line[j];
       }
     }
   }
 
-  Real weight_[kStepBins][kTileSide];
   Real sum_[kTileSide][kTileSide];
 };
 
@@ -443,8 +366,8 @@ class TileSteps {
 
   __device__ int32_t total() const { return total_; }
 
-  // All lanes together. Steps from the total on aren't written; `from` is the first of those beside it.
-  __device__ void write(TileStep<Real> *to, int32_t s, int32_t from) const {
+  // All lanes together. Steps from the total on aren't written.
+  __device__ void write(TileStep<Real> *to, int32_t s) const {
     int owner = 0;
 #pragma unroll
     for (int half = kLanes / 2; half > 0; half /= 2)
@@ -460,19 +383,28 @@ class TileSteps {
     if (s >= total_) return;
     const int32_t chunk = (s - begin) / y_count * kStepBins;
     const int32_t row = (s - begin) % y_count;
-    TileStep<Real> step;
-    step.offset = roi * call_.given_roi + (y_first + row) * call_.given_row + (x_first + chunk) * call_.given_column;
-    step.roi = roi;
-    step.place = uint16_t(x_place + chunk);
-    step.bins = uint8_t(min(x_count - chunk, kStepBins) | (row == 0 || s == from ? kNewBins : 0));
-    load_weights(step.weight, reinterpret_cast<const Real *>(call_.table.records + roi * int64_t(call_.table.record) +
-                                                             call_.table.weights_y_at) +
-                                  (y_place + row) * kTileSide);
-    step.rows = 0;
+    const char *const record = call_.table.records + roi * int64_t(call_.table.record);
+    to->offset = roi * call_.given_roi + (y_first + row) * call_.given_row + (x_first + chunk) * call_.given_column;
+    to->bins = min(x_count - chunk, kStepBins);
+    Real weight[kTileSide];
+    load_weights(weight,
+                 reinterpret_cast<const Real *>(record + call_.table.weights_y_at) + (y_place + row) * kTileSide);
+    int32_t rows = 0;
 #pragma unroll
-    for (int i = 0; i < kTileSide; ++i)
-      if (step.weight[i] != 0) step.rows |= uint8_t(1 << i / 2);
-    *to = step;
+    for (int i = 0; i < kTileSide; ++i) {
+      to->y[i] = weight[i];
+      if (weight[i] != 0) rows |= 1 << i / 2;
+    }
+    to->rows = rows;
+    const Real *const x =
+        reinterpret_cast<const Real *>(record + call_.table.weights_x_at) + (x_place + chunk) * kTileSide;
+#pragma unroll
+    for (int k = 0; k < kStepBins; ++k) {
+      if (k >= x_count - chunk) continue;
+      load_weights(weight, x + k * kTileSide);
+#pragma unroll
+      for (int i = 0; i < kTileSide; ++i) to->x[k][i] = weight[i];
+    }
   }
 
  private:
@@ -537,7 +469,7 @@ __global__ void __launch_bounds__(kMostTileThreads, sizeof(T) == sizeof(double) 
 
   for (int64_t task = blockIdx.x; task < call.tasks; task += gridDim.x) {
     const int64_t c0 = task % call.parts * blockDim.x + warp * kLanes;
-    const int64_t place = call.table.order ? call.table.order[task / call.parts] : task / call.parts;
+    const int64_t place = task / call.parts;
     const int32_t tile_column = int32_t(place % call.across);
     const int32_t tile_row = int32_t(place / call.across % call.down);
     const int32_t n = int32_t(place / call.across / call.down);
@@ -552,9 +484,9 @@ __global__ void __launch_bounds__(kMostTileThreads, sizeof(T) == sizeof(double) 
         for (int32_t begin = 0; begin < of.total(); begin += kMostSteps) {
           const int32_t some = min(of.total() - begin, kMostSteps);
           for (int32_t s = warp * kLanes; s < some; s += int32_t(blockDim.x))
-            of.write(steps + s + lane, begin + s + lane, begin);
+            of.write(steps + s + lane, begin + s + lane);
           __syncthreads();
-          if (channels > 0) tile.add(steps, some, given, call.given_column, call.table);
+          if (channels > 0) tile.add(steps, some, given, call.given_column);
           __syncthreads();
         }
       }
@@ -562,32 +494,44 @@ __global__ void __launch_bounds__(kMostTileThreads, sizeof(T) == sizeof(double) 
     if (channels <= 0) continue;
 
     // Channels lie far apart, or side by side; in the first case a warp writes some cells of several.
-    T *const to = static_cast<T *>(dinput.data) + dinput.plane(n, call.c0 + c0);
-    const auto store = [&](int32_t channel, int32_t i, int32_t j, Real sum) {
-      const int32_t row = tile_row * kTileSide + i;
-      const int32_t column = tile_column * kTileSide + j;
-      if (channel >= channels || row >= problem.h || column >= problem.w) return;
-      T &cell = to[channel * dinput.channel + dinput.cell(row, column)];
-      cell = T(call.backward.accumulate ? Real(cell) + sum : sum);
-    };
+    const int32_t row = tile_row * kTileSide;
+    const int32_t column = tile_column * kTileSide;
+    T *to = static_cast<T *>(dinput.data) + dinput.plane(n, call.c0 + c0) + dinput.cell(row, column);
+    const int32_t rows = min(problem.h - row, kTileSide);
+    const int32_t columns = min(problem.w - column, kTileSide);
+    const auto store = [&](T *cell, Real sum) { *cell = T(call.backward.accumulate ? Real(*cell) + sum : sum); };
     if (dinput.channel == 1 && problem.c > 1) {
+      to += lane;
 #pragma unroll
-      for (int i = 0; i < kTileSide; ++i)
+      for (int i = 0; i < kTileSide; ++i) {
+        T *cell = to;
 #pragma unroll
-        for (int j = 0; j < kTileSide; ++j) store(lane, i, j, tile.sum(i, j));
+        for (int j = 0; j < kTileSide; ++j) {
+          if (lane < channels && i < rows && j < columns) store(cell, tile.sum(i, j));
+          cell += dinput.column;
+        }
+        to += dinput.row;
+      }
       continue;
     }
+    constexpr int kBeside = kLanes / kTileSide;
     Real *const turn = reinterpret_cast<Real *>(shared) + warp * kLanes * kTurnedRow;
+    const int32_t own = lane % kTileSide;
+    const int32_t first = lane / kTileSide;
+    const int32_t last = own < columns ? channels : 0;
+    to += first * dinput.channel + own * dinput.column;
 #pragma unroll
     for (int i = 0; i < kTileSide; ++i) {
 #pragma unroll
       for (int j = 0; j < kTileSide; ++j) turn[lane * kTurnedRow + j] = tile.sum(i, j);
       __syncwarp();
+      T *cell = to;
 #pragma unroll
       for (int k = 0; k < kTileSide; ++k) {
-        const int32_t c = k * (kLanes / kTileSide) + lane / kTileSide;
-        store(c, i, lane % kTileSide, turn[c * kTurnedRow + lane % kTileSide]);
+        if (first + k * kBeside < last && i < rows) store(cell, turn[(first + k * kBeside) * kTurnedRow + own]);
+        cell += kBeside * dinput.channel;
       }
+      to += dinput.row;
       __syncwarp();
     }
   }
@@ -656,9 +600,6 @@ RoiTable roi_table(const RoiAlignProblem &problem, const RoiRoom &room, Workspac
   table.batch = space.take<int32_t>(problem.rois);
   table.tiles = space.take<RoiTiles>(problem.rois);
   table.records = space.take<char>(problem.rois * record);
-  const int64_t places = problem.n * (ceil_div(problem.h, kTileSide) + 1) * (ceil_div(problem.w, kTileSide) + 1);
-  // As many steps as there may be add up to a number of 32 bits.
-  if (places <= kMostOrdered && problem.rois <= 1 << 18) table.order = space.take<int32_t>(places);
   table.channels = room.channels;
   table.turned = space.take<T>(problem.rois * problem.pooled_h * problem.pooled_w * table.channels);
   return table;
@@ -684,7 +625,6 @@ void roi_align_backward_cuda_of(const RoiAlignBackward &call, Stream stream) {
   lists.rois = call.rois;
   lists.table = table;
   lists.doutput = given;
-  lists.order_blocks = table.order ? 1 : 0;
   lists.list_blocks = problem.rois;
   lists.turn_pieces = int32_t(std::max<int64_t>(ceil_div(bins, kTurnBins), 1));
   lists.turn_bins = int32_t(ceil_div(bins, lists.turn_pieces));
@@ -693,8 +633,6 @@ void roi_align_backward_cuda_of(const RoiAlignBackward &call, Stream stream) {
   tiles.table = table;
   tiles.down = int32_t(ceil_div(problem.h, kTileSide));
   tiles.across = int32_t(ceil_div(problem.w, kTileSide));
-  lists.down = tiles.down;
-  lists.across = tiles.across;
   if (turned) {
     tiles.given = table.turned;
     tiles.given_channel = 1;
@@ -715,16 +653,14 @@ void roi_align_backward_cuda_of(const RoiAlignBackward &call, Stream stream) {
     lists.turn_groups = int32_t(ceil_div(tiles.channels, kTurnChannels));
     lists.turn_blocks = turned ? problem.rois * lists.turn_groups * lists.turn_pieces : 0;
     if (!turned) tiles.given = static_cast<const T *>(given.data) + given.channel * c0;
-    const int64_t blocks = lists.order_blocks + lists.list_blocks + lists.turn_blocks;
+    const int64_t blocks = lists.list_blocks + lists.turn_blocks;
     const size_t list_shared = size_t(problem.pooled_h + problem.pooled_w) * sizeof(int2);
     const size_t turn_shared = kTurnChannels * (kTurnBins + 1) * sizeof(T);
-    const size_t order_shared = lists.order_blocks * kMostOrdered * sizeof(int32_t);
-    const size_t shared = std::max({list_shared, turn_shared, order_shared});
+    const size_t shared = std::max(list_shared, turn_shared);
     if (blocks > 0) {
       allow_roi_shared(roi_align_prepare<T>, shared);
       launch(roi_align_prepare<T>, {blocks, kTurnThreads, shared, true}, stream, lists);
     }
-    lists.order_blocks = 0;
     lists.list_blocks = 0;
     // Blocks that fill a large GPU several times, if there are as many.
     constexpr int64_t kManyBlocks = 512;
