@@ -48,23 +48,20 @@ size_t roi_align_workspace(const RoiAlignProblem &problem, DLDataType dtype) {
   });
 }
 
-const char *roi_align_backward_path(const RoiAlignProblem &problem, DLDataType dtype, const RoiRoom &room) {
-  bool lists = false;
-  dispatch_dtype<float16, bfloat16, float, double>(dtype, [&](auto tag) {
+const char *roi_align_backward_path(const RoiAlignProblem &problem, DLDataType dtype) {
+  const auto fits = [&](auto real) {
     Workspace space(nullptr);
-    lists = roi_table<typename decltype(tag)::type>(problem, room, space).record > 0;
-  });
-  return lists ? "tiles" : "any";
+    return roi_table<decltype(real)>(problem, space).record > 0;
+  };
+  return with_real(dtype, fits) ? "tiles" : "any";
 }
 
-size_t roi_align_backward_workspace(const RoiAlignProblem &problem, DLDataType dtype, const RoiRoom &room) {
-  size_t size = 0;
-  dispatch_dtype<float16, bfloat16, float, double>(dtype, [&](auto tag) {
+size_t roi_align_backward_workspace(const RoiAlignProblem &problem, DLDataType dtype) {
+  return with_real(dtype, [&](auto real) {
     Workspace space(nullptr);
-    roi_table<typename decltype(tag)::type>(problem, room, space);
-    size = space.size();
+    roi_table<decltype(real)>(problem, space);
+    return space.size();
   });
-  return size;
 }
 
 std::string image_arch(const char *plan) { return kernel_arch(plan, reinterpret_cast<const void *>(arch_probe)); }

@@ -169,12 +169,6 @@ struct RoiAlignForward {
   std::byte *workspace;  // NULL: there is none
 };
 
-// What the workspace of the backward holds.
-struct RoiRoom {
-  bool lists = false;    // what the bins of all RoIs weigh
-  int64_t channels = 0;  // whose gradients are turned at a time, so that they lie side by side
-};
-
 struct RoiAlignBackward {
   RoiAlignProblem problem;
   ImageView doutput;
@@ -182,8 +176,7 @@ struct RoiAlignBackward {
   ImageView dinput;
   DLDataType dtype;
   bool accumulate;
-  RoiRoom room;
-  std::byte *workspace;
+  std::byte *workspace;  // NULL: there is none
 };
 
 void roi_align_cpu(const RoiAlignForward &call);
@@ -191,10 +184,10 @@ void roi_align_backward_cpu(const RoiAlignBackward &call);
 // Enqueue on the current device.
 void roi_align_cuda(const RoiAlignForward &call, Stream stream);
 void roi_align_backward_cuda(const RoiAlignBackward &call, Stream stream);
-// The access paths of row-major operands, and what they need. The forward can do without, slowly.
+// The access paths of row-major operands, and what they need. Both can do without, slowly.
 const char *roi_align_path(const RoiAlignProblem &problem, DLDataType dtype);
 size_t roi_align_workspace(const RoiAlignProblem &problem, DLDataType dtype);
-const char *roi_align_backward_path(const RoiAlignProblem &problem, DLDataType dtype, const RoiRoom &room);
-size_t roi_align_backward_workspace(const RoiAlignProblem &problem, DLDataType dtype, const RoiRoom &room);
+const char *roi_align_backward_path(const RoiAlignProblem &problem, DLDataType dtype);
+size_t roi_align_backward_workspace(const RoiAlignProblem &problem, DLDataType dtype);
 
 }  // namespace baracuda

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // RoI-align backward on the GPU, deterministic. The map is cut into tiles. A warp owns a tile, a lane a channel of it,
 // with the sums of all its cells in registers; it gathers from the RoIs that touch the tile, in their order. What a
-// RoI's bins weigh is worked out once, into the workspace, and the gradients are copied there with channels side by
-// side, so that a warp reads a bin at once.
+// RoI's bins weigh is worked out once, into the workspace. The warps of a block have the same tile, so they share what
+// they look up, and wait for each other little. Gradients are read where they are: few bins of a RoI reach a tile.
 #pragma once
 
 #include <algorithm>
@@ -16,16 +16,13 @@ constexpr int kTileSide = 8;
 constexpr int kMostTileWarps = 8;
 constexpr int kMostTileThreads = kMostTileWarps * kLanes;
 // Neighbouring bins of a row that a step takes.
-constexpr int kStepBins = 3;
+constexpr int kStepBins = 4;
 // RoIs that a block looks at before it works on those that touch its tile; of these, steps that it prepares.
 constexpr int kRoiBatch = 1024;
 constexpr int kMostSteps = 64;
 // A channel's sums of a row, in turn; lanes lie in different banks.
 constexpr int kTurnedRow = kTileSide + 1;
-// Channels, and most bins of each, that a block turns.
-constexpr int kTurnChannels = 64;
-constexpr int kTurnBins = 64;
-constexpr int kTurnThreads = 256;
+constexpr int kListThreads = 2 * kLanes;
 
 // The bins that reach a tile along an axis, neighbours, and the place where their weights begin: kTileSide for each.
 struct alignas(kRoiVector) RoiBand {
@@ -48,58 +45,40 @@ struct RoiTable {
   int32_t bands_x_at;
   int32_t weights_y_at;
   int32_t weights_x_at;
-  void *turned;  // the gradients of `channels` channels: [roi, bin, channel]
-  int64_t channels;
 };
 
+// A block lists a RoI: its first warp the rows, the other the columns.
 template <class Real>
-struct RoiListsCall {
-  RoiAlignProblem problem;
-  RoiRows rois;
-  RoiTable table;
-  ImageView doutput;
-  int64_t list_blocks;
-  int64_t turn_blocks;
-  int64_t c0;        // channels from here on are turned,
-  int64_t channels;  // that many
-  int32_t turn_groups;
-  int32_t turn_pieces;
-  int32_t turn_bins;
-};
-
-// A block lists a RoI: its first warp the rows, another the columns.
-template <class Real>
-__device__ void list_roi(const RoiListsCall<Real> &call, int64_t r, int2 *memory) {
+__global__ void __launch_bounds__(kListThreads) roi_align_bands(RoiAlignProblem problem, RoiRows rois, RoiTable table) {
+  extern __shared__ __align__(16) char shared[];
   __shared__ int2 ends[2];
-  const RoiAlignProblem &problem = call.problem;
-  const RoiTable &table = call.table;
+  wait_for_earlier_work();
+  let_next_kernel_start();
+  const int64_t r = blockIdx.x;
   const int lane = int(threadIdx.x % kLanes);
   const bool is_y = threadIdx.x < kLanes;
-  const bool idle = threadIdx.x >= 2 * kLanes;
-  const RoiGeometry<Real> roi = roi_geometry<Real>(problem, call.rois, r);
+  const RoiGeometry<Real> roi = roi_geometry<Real>(problem, rois, r);
   const RoiAxis<Real> axis = axis_of(roi, is_y);
   const int32_t bins = is_y ? problem.pooled_h : problem.pooled_w;
-  int2 *const tiles = memory + (is_y ? 0 : problem.pooled_h);
+  int2 *const tiles = reinterpret_cast<int2 *>(shared) + (is_y ? 0 : problem.pooled_h);
   char *const record = table.records + r * table.record;
   RoiBand *const bands = reinterpret_cast<RoiBand *>(record + (is_y ? 0 : table.bands_x_at));
   Real *const weights = reinterpret_cast<Real *>(record + (is_y ? table.weights_y_at : table.weights_x_at));
   int32_t begin = INT32_MAX;
   int32_t end = -1;
-  if (!idle) {
-    for (int32_t b = lane; b < bins; b += kLanes) {
-      const RoiCells cells = roi.batch >= 0 ? axis.reach(b) : RoiCells{0, 0};
-      int2 reached = make_int2(0, -1);
-      if (cells.count > 0) {
-        reached = make_int2(cells.first / kTileSide, (cells.first + cells.count - 1) / kTileSide);
-        begin = min(begin, reached.x);
-        end = max(end, reached.y);
-      }
-      tiles[b] = reached;
+  for (int32_t b = lane; b < bins; b += kLanes) {
+    const RoiCells cells = roi.batch >= 0 ? axis.reach(b) : RoiCells{0, 0};
+    int2 reached = make_int2(0, -1);
+    if (cells.count > 0) {
+      reached = make_int2(cells.first / kTileSide, (cells.first + cells.count - 1) / kTileSide);
+      begin = min(begin, reached.x);
+      end = max(end, reached.y);
     }
-    begin = __reduce_min_sync(kAllLanes, begin);
-    end = __reduce_max_sync(kAllLanes, end);
-    if (lane == 0) ends[is_y ? 0 : 1] = make_int2(begin, end);
+    tiles[b] = reached;
   }
+  begin = __reduce_min_sync(kAllLanes, begin);
+  end = __reduce_max_sync(kAllLanes, end);
+  if (lane == 0) ends[is_y ? 0 : 1] = make_int2(begin, end);
   __syncthreads();
   const int2 ends_y = ends[0];
   const int2 ends_x = ends[1];
@@ -108,7 +87,7 @@ __device__ void list_roi(const RoiListsCall<Real> &call, int64_t r, int2 *memory
     table.batch[r] = some ? roi.batch : -1;
     table.tiles[r] = {ends_y.x, ends_y.y, ends_x.x, ends_x.y};
   }
-  if (!some || idle) return;
+  if (!some) return;
   int32_t places = 0;
   for (int32_t from = begin; from <= end; from += kLanes) {
     RoiBand band = {0, 0, 0, 0};
@@ -139,100 +118,13 @@ __device__ void list_roi(const RoiListsCall<Real> &call, int64_t r, int2 *memory
     });
 }
 
-// A block turns some bins of a RoI's channels.
-template <class T>
-__device__ void turn_gradients(const RoiListsCall<typename ImageReal<T>::type> &call, int64_t task, T *memory) {
-  constexpr int kPack = sizeof(T) < 4 ? int(4 / sizeof(T)) : 1;
-  struct alignas(sizeof(T) * kPack) Pack {
-    T value[kPack];
-  };
-  constexpr int kRow = kTurnBins + 1;
-  const RoiAlignProblem &problem = call.problem;
-  const int32_t bins = problem.pooled_h * problem.pooled_w;
-  const int32_t piece = int32_t(task % call.turn_pieces);
-  task /= call.turn_pieces;
-  const int32_t group = int32_t(task % call.turn_groups);
-  const int64_t r = task / call.turn_groups;
-  const int32_t first = piece * call.turn_bins;
-  const int32_t count = min(call.turn_bins, bins - first);
-  const int32_t c0 = group * kTurnChannels;
-  const int32_t channels = int32_t(min(call.channels - c0, int64_t(kTurnChannels)));
-  const T *const from = static_cast<const T *>(call.doutput.data) + call.doutput.plane(r, call.c0 + c0);
-  const int32_t all = channels * count;
-  int32_t c = int32_t(threadIdx.x) / count;
-  int32_t b = int32_t(threadIdx.x) % count;
-  // Threads go on to the element that lies kTurnThreads after theirs.
-  const int32_t more_c = kTurnThreads / count;
-  const int32_t more_b = kTurnThreads % count;
-  const auto turn = [&](const auto &offset) {
-#pragma unroll 8
-    for (int32_t i = int32_t(threadIdx.x); i < all; i += kTurnThreads) {
-      memory[c * kRow + b] = from[offset(c, first + b)];
-      c += more_c;
-      b += more_b;
-      if (b >= count) {
-        b -= count;
-        ++c;
-      }
-    }
-  };
-  constexpr int64_t kNear = INT32_MAX / kTurnChannels / 2;
-  if (call.doutput.column == 1 && call.doutput.row == problem.pooled_w && call.doutput.channel < kNear &&
-      call.doutput.channel > -kNear) {
-    const int32_t channel = int32_t(call.doutput.channel);
-    turn([&](int32_t at, int32_t bin) { return at * channel + bin; });
-  } else {
-    turn([&](int32_t at, int32_t bin) {
-      return at * call.doutput.channel + call.doutput.cell(bin / problem.pooled_w, bin % problem.pooled_w);
-    });
-  }
-  __syncthreads();
-  constexpr int kAcross = kTurnChannels / kPack;
-  constexpr int kDown = kTurnThreads / kAcross;
-  c = int32_t(threadIdx.x) % kAcross * kPack;
-  if (c >= channels) return;
-  T *to = static_cast<T *>(call.table.turned) +
-          (r * bins + first + int32_t(threadIdx.x) / kAcross) * call.table.channels + c0 + c;
-  const int64_t more = kDown * call.table.channels;
-#pragma unroll 4
-  for (b = int32_t(threadIdx.x) / kAcross; b < count; b += kDown) {
-    Pack pack;
-#pragma unroll
-    for (int k = 0; k < kPack; ++k) pack.value[k] = memory[(c + k) * kRow + b];
-    *reinterpret_cast<Pack *>(to) = pack;
-    to += more;
-  }
-}
-
-template <class T>
-__global__ void __launch_bounds__(kTurnThreads)
-    roi_align_prepare(const __grid_constant__ RoiListsCall<typename ImageReal<T>::type> call) {
-  extern __shared__ __align__(16) char shared[];
-  wait_for_earlier_work();
-  let_next_kernel_start();
-  // Those that take long, and little, first.
-  const int64_t block = blockIdx.x;
-  if (block < call.list_blocks)
-    list_roi(call, block, reinterpret_cast<int2 *>(shared));
-  else
-    turn_gradients<T>(call, block - call.list_blocks, reinterpret_cast<T *>(shared));
-}
-
 struct RoiAlignTilesCall {
   RoiAlignBackward backward;
   RoiTable table;
-  // The gradients, turned or as they came.
-  const void *given;
-  int64_t given_roi;
-  int64_t given_row;
-  int64_t given_column;
-  int64_t given_channel;
-  int64_t c0;        // channels from here on,
-  int64_t channels;  // that many
-  int32_t down;      // tiles
-  int32_t across;    // tiles
-  int32_t parts;     // blocks that share the channels
-  int64_t tasks;     // of all images and parts
+  int32_t down;    // tiles
+  int32_t across;  // tiles
+  int32_t parts;   // blocks that share the channels
+  int64_t tasks;   // of all images and parts
 };
 
 // What some neighbouring bins of a row add to a tile.
@@ -384,7 +276,7 @@ class TileSteps {
     const int32_t chunk = (s - begin) / y_count * kStepBins;
     const int32_t row = (s - begin) % y_count;
     const char *const record = call_.table.records + roi * int64_t(call_.table.record);
-    to->offset = roi * call_.given_roi + (y_first + row) * call_.given_row + (x_first + chunk) * call_.given_column;
+    to->offset = call_.backward.doutput.plane(roi, 0) + call_.backward.doutput.cell(y_first + row, x_first + chunk);
     to->bins = min(x_count - chunk, kStepBins);
     Real weight[kTileSide];
     load_weights(weight,
@@ -462,6 +354,7 @@ __global__ void __launch_bounds__(kMostTileThreads, sizeof(T) == sizeof(double) 
   __shared__ uint32_t words[kRoiBatch / kLanes];
   __shared__ uint16_t found[kRoiBatch];
   const RoiAlignProblem &problem = call.backward.problem;
+  const ImageView &doutput = call.backward.doutput;
   const ImageView &dinput = call.backward.dinput;
   const int lane = int(threadIdx.x % kLanes);
   const int warp = int(threadIdx.x / kLanes);
@@ -473,9 +366,9 @@ __global__ void __launch_bounds__(kMostTileThreads, sizeof(T) == sizeof(double) 
     const int32_t tile_column = int32_t(place % call.across);
     const int32_t tile_row = int32_t(place / call.across % call.down);
     const int32_t n = int32_t(place / call.across / call.down);
-    const int32_t channels = int32_t(min(call.channels - c0, int64_t(kLanes)));
+    const int32_t channels = int32_t(min(problem.c - c0, int64_t(kLanes)));
     // Lanes without a channel of their own take part with another's, and store nothing.
-    const T *const given = static_cast<const T *>(call.given) + (c0 + min(lane, channels - 1)) * call.given_channel;
+    const T *const given = static_cast<const T *>(doutput.data) + doutput.plane(0, c0 + min(lane, channels - 1));
     RoiTile<T> tile;
     for (int64_t from = 0; from < problem.rois; from += kRoiBatch) {
       const int32_t count = find_rois(call, from, n, tile_row, tile_column, words, found);
@@ -486,7 +379,7 @@ __global__ void __launch_bounds__(kMostTileThreads, sizeof(T) == sizeof(double) 
           for (int32_t s = warp * kLanes; s < some; s += int32_t(blockDim.x))
             of.write(steps + s + lane, begin + s + lane);
           __syncthreads();
-          if (channels > 0) tile.add(steps, some, given, call.given_column);
+          if (channels > 0) tile.add(steps, some, given, doutput.column);
           __syncthreads();
         }
       }
@@ -496,7 +389,7 @@ __global__ void __launch_bounds__(kMostTileThreads, sizeof(T) == sizeof(double) 
     // Channels lie far apart, or side by side; in the first case a warp writes some cells of several.
     const int32_t row = tile_row * kTileSide;
     const int32_t column = tile_column * kTileSide;
-    T *to = static_cast<T *>(dinput.data) + dinput.plane(n, call.c0 + c0) + dinput.cell(row, column);
+    T *to = static_cast<T *>(dinput.data) + dinput.plane(n, c0) + dinput.cell(row, column);
     const int32_t rows = min(problem.h - row, kTileSide);
     const int32_t columns = min(problem.w - column, kTileSide);
     const auto store = [&](T *cell, Real sum) { *cell = T(call.backward.accumulate ? Real(*cell) + sum : sum); };
@@ -581,10 +474,8 @@ int64_t roi_band_places(int64_t cells, int64_t bins) {
 }
 
 // Everything is left at NULL with a base of NULL.
-template <class T>
-RoiTable roi_table(const RoiAlignProblem &problem, const RoiRoom &room, Workspace &space) {
-  using Real = typename ImageReal<T>::type;
-  // Of a RoI; an entry counts places with 16 bits.
+template <class Real>
+RoiTable roi_table(const RoiAlignProblem &problem, Workspace &space) {
   constexpr int64_t kMostRecord = 100 * 1024;
   RoiTable table = {};
   const int64_t bands_x_at = ceil_div(problem.h, kTileSide) * int64_t(sizeof(RoiBand));
@@ -592,7 +483,7 @@ RoiTable roi_table(const RoiAlignProblem &problem, const RoiRoom &room, Workspac
   const int64_t slot = kTileSide * int64_t(sizeof(Real));
   const int64_t weights_x_at = weights_y_at + roi_band_places<Real>(problem.h, problem.pooled_h) * slot;
   const int64_t record = weights_x_at + roi_band_places<Real>(problem.w, problem.pooled_w) * slot;
-  if (record > kMostRecord || !room.lists) return table;
+  if (record > kMostRecord) return table;
   table.record = int32_t(record);
   table.bands_x_at = int32_t(bands_x_at);
   table.weights_y_at = int32_t(weights_y_at);
@@ -600,8 +491,6 @@ RoiTable roi_table(const RoiAlignProblem &problem, const RoiRoom &room, Workspac
   table.batch = space.take<int32_t>(problem.rois);
   table.tiles = space.take<RoiTiles>(problem.rois);
   table.records = space.take<char>(problem.rois * record);
-  table.channels = room.channels;
-  table.turned = space.take<T>(problem.rois * problem.pooled_h * problem.pooled_w * table.channels);
   return table;
 }
 
@@ -610,70 +499,34 @@ void roi_align_backward_cuda_of(const RoiAlignBackward &call, Stream stream) {
   using Real = typename ImageReal<T>::type;
   const RoiAlignProblem &problem = call.problem;
   Workspace space(call.workspace);
-  const RoiTable table = roi_table<T>(problem, call.room, space);
-  const ImageView &given = call.doutput;
-  if (table.record == 0) {
+  const RoiTable table = roi_table<Real>(problem, space);
+  if (table.record == 0 || !call.workspace) {
     const int64_t cells = problem.n * problem.c * problem.h * problem.w;
     launch(roi_align_any_backward<T>, {std::min(ceil_div(cells, kRoiThreads), kMostBlocks), kRoiThreads}, stream, call,
            cells);
     return;
   }
-  const int64_t bins = int64_t(problem.pooled_h) * problem.pooled_w;
-  const bool turned = given.channel != 1 && problem.c > 1 && table.channels > 0 && bins > 0;
-  RoiListsCall<Real> lists = {};
-  lists.problem = problem;
-  lists.rois = call.rois;
-  lists.table = table;
-  lists.doutput = given;
-  lists.list_blocks = problem.rois;
-  lists.turn_pieces = int32_t(std::max<int64_t>(ceil_div(bins, kTurnBins), 1));
-  lists.turn_bins = int32_t(ceil_div(bins, lists.turn_pieces));
+  const size_t bands = size_t(problem.pooled_h + problem.pooled_w) * sizeof(int2);
+  allow_roi_shared(roi_align_bands<Real>, bands);
+  if (problem.rois > 0)
+    launch(roi_align_bands<Real>, {problem.rois, kListThreads, bands, true}, stream, problem, call.rois, table);
   RoiAlignTilesCall tiles = {};
   tiles.backward = call;
   tiles.table = table;
   tiles.down = int32_t(ceil_div(problem.h, kTileSide));
   tiles.across = int32_t(ceil_div(problem.w, kTileSide));
-  if (turned) {
-    tiles.given = table.turned;
-    tiles.given_channel = 1;
-    tiles.given_column = table.channels;
-    tiles.given_row = problem.pooled_w * table.channels;
-    tiles.given_roi = bins * table.channels;
-  } else {
-    tiles.given_channel = given.channel;
-    tiles.given_column = given.column;
-    tiles.given_row = given.row;
-    tiles.given_roi = given.batch;
-  }
+  // Blocks that fill a large GPU several times, if there are as many.
+  constexpr int64_t kManyBlocks = 512;
   const int64_t places = problem.n * tiles.down * tiles.across;
-  const int64_t most = turned ? table.channels : problem.c;
-  for (int64_t c0 = 0; c0 < problem.c; c0 += most) {
-    tiles.c0 = lists.c0 = c0;
-    tiles.channels = lists.channels = std::min(most, problem.c - c0);
-    lists.turn_groups = int32_t(ceil_div(tiles.channels, kTurnChannels));
-    lists.turn_blocks = turned ? problem.rois * lists.turn_groups * lists.turn_pieces : 0;
-    if (!turned) tiles.given = static_cast<const T *>(given.data) + given.channel * c0;
-    const int64_t blocks = lists.list_blocks + lists.turn_blocks;
-    const size_t list_shared = size_t(problem.pooled_h + problem.pooled_w) * sizeof(int2);
-    const size_t turn_shared = kTurnChannels * (kTurnBins + 1) * sizeof(T);
-    const size_t shared = std::max(list_shared, turn_shared);
-    if (blocks > 0) {
-      allow_roi_shared(roi_align_prepare<T>, shared);
-      launch(roi_align_prepare<T>, {blocks, kTurnThreads, shared, true}, stream, lists);
-    }
-    lists.list_blocks = 0;
-    // Blocks that fill a large GPU several times, if there are as many.
-    constexpr int64_t kManyBlocks = 512;
-    const int64_t groups = ceil_div(tiles.channels, kLanes);
-    int64_t warps = std::min<int64_t>(groups, kMostTileWarps);
-    while (warps > 1 && places * ceil_div(groups, warps) < kManyBlocks) warps = (warps + 1) / 2;
-    tiles.parts = int32_t(ceil_div(groups, warps));
-    warps = ceil_div(groups, tiles.parts);
-    tiles.tasks = places * tiles.parts;
-    const size_t turn = size_t(warps) * kLanes * kTurnedRow * sizeof(Real);
-    allow_roi_shared(roi_align_tiles<T>, turn);
-    launch(roi_align_tiles<T>, {std::min(tiles.tasks, kMostBlocks), int(warps) * kLanes, turn, true}, stream, tiles);
-  }
+  const int64_t groups = ceil_div(problem.c, kLanes);
+  int64_t warps = std::min<int64_t>(groups, kMostTileWarps);
+  while (warps > 1 && places * ceil_div(groups, warps) < kManyBlocks) warps = (warps + 1) / 2;
+  tiles.parts = int32_t(ceil_div(groups, warps));
+  warps = ceil_div(groups, tiles.parts);
+  tiles.tasks = places * tiles.parts;
+  const size_t turn = size_t(warps) * kLanes * kTurnedRow * sizeof(Real);
+  allow_roi_shared(roi_align_tiles<T>, turn);
+  launch(roi_align_tiles<T>, {std::min(tiles.tasks, kMostBlocks), int(warps) * kLanes, turn, true}, stream, tiles);
 }
 
 }  // namespace baracuda

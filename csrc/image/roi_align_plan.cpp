@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <algorithm>
-
 #include "baracuda/image.h"
 #include "image/roi_align.h"
 #include "image/roi_plan.h"
@@ -81,8 +79,9 @@ class RoiAlignBackwardPlan final : public RoiAlignBase {
     if (accumulate_) cost_.bytes += storage_bytes(desc.dtype, in_.count());
     if constexpr (kWithCuda) {
       if (device().is_cuda()) {
-        choose_room(desc.dtype);
-        path_ = roi_align_backward_path(align_, desc.dtype, room_);
+        const size_t wanted = roi_align_backward_workspace(align_, desc.dtype);
+        path_ = allows_workspace(wanted) ? roi_align_backward_path(align_, desc.dtype) : "any";
+        if (allows_workspace(wanted)) workspace_size_ = wanted;
       }
     }
   }
@@ -96,7 +95,6 @@ class RoiAlignBackwardPlan final : public RoiAlignBase {
                                        image_view(call.operands[kDinput]),
                                        operands_[kDoutput].dtype,
                                        accumulate_,
-                                       room_,
                                        call.workspace};
     if constexpr (kWithCuda) {
       if (device().is_cuda()) {
@@ -110,31 +108,7 @@ class RoiAlignBackwardPlan final : public RoiAlignBase {
  private:
   enum { kDoutput, kRois, kDinput };
 
-  // All that helps and is allowed. Gradients are turned in few portions that take some memory at most, or in smaller
-  // ones, down to those of a warp.
-  void choose_room(DLDataType dtype) {
-    constexpr int64_t kLanes = 32;
-    constexpr int64_t kMostBytes = int64_t(256) << 20;
-    constexpr int64_t kHopeless = int64_t(1) << 35;
-    const int64_t groups = (align_.c + kLanes - 1) / kLanes;
-    const int64_t bytes = groups == 0 ? 0 : storage_bytes(dtype, out_.count()) / align_.c;
-    for (const RoiRoom &room : {RoiRoom{false, 0}, RoiRoom{true, 0}}) try_room(dtype, room);
-    if (!room_.lists || bytes == 0 || bytes > kHopeless) return;
-    const int64_t most = std::max<int64_t>(kMostBytes / (kLanes * bytes), 1);
-    const int64_t portions = (groups + most - 1) / most;
-    const int64_t portion = (groups + portions - 1) / portions;
-    for (int64_t some = 1; some < 2 * portion; some *= 2) try_room(dtype, {true, kLanes * std::min(some, portion)});
-  }
-
-  void try_room(DLDataType dtype, const RoiRoom &room) {
-    const size_t wanted = roi_align_backward_workspace(align_, dtype, room);
-    if (!allows_workspace(wanted)) return;
-    room_ = room;
-    workspace_size_ = wanted;
-  }
-
   bool accumulate_;
-  RoiRoom room_;
 };
 
 }  // namespace
