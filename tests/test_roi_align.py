@@ -98,11 +98,14 @@ def backward(
     layouts: tuple[str, str] = ("row_major", "row_major"),
     misalign: int = 0,
     dx: np.ndarray | None = None,
+    max_workspace: int | None = None,
 ) -> np.ndarray:
     plan = bc.RoiAlignBackwardPlan(
         **fields(shape, rois.shape[0], dy.shape[2:]), **plan_rule(rule), dtype=dy.dtype.name,
         rois_dtype=rois.dtype.name, accumulate=dx is not None, device=backend.device,
+        preference=bc.PlanPreference(max_workspace=max_workspace),
     )  # fmt: skip
+    assert max_workspace is None or plan.workspace_size <= max_workspace
     given = backend.input(dy, layout=layouts[0], misalign=misalign)
     if dx is None:
         written = backend.output(shape, dy.dtype.name, layout=layouts[1], misalign=misalign)
@@ -173,6 +176,7 @@ PROBLEMS = {
     "one cell": ((3, 2, 1, 1), 7, (2, 2), rule_of(1.0, 2, False)),
     "one row": ((1, 2, 1, 40), 7, (3, 5), rule_of(1.0, 0, True)),
     "one bin": ((2, 70, 17, 33), 8, (1, 1), rule_of(1.0, 3, True)),
+    "more channels than a block has lanes": ((1, 289, 10, 7), 4, (3, 3), rule_of(1.0, 2, True)),
     "more rows of bins than lanes": ((1, 3, 30, 31), 3, (35, 2), rule_of(1.0, 1, True)),
     "more columns of bins than lanes": ((1, 2, 30, 31), 3, (1, 67), rule_of(1.0, 0, False)),
     "channels for two warps": ((2, 150, 13, 17), 8, (7, 7), rule_of(0.5, 2, True)),
@@ -253,6 +257,41 @@ def test_without_a_workspace(backend: Backend) -> None:
     x, rois = draw(rng, shape, "float32"), draw_rois(rng, 20, shape, strange=True)
     expected = reference.roi_align(x, rois, (4, 3), np.float32, **rule_of())
     assert_close(forward(backend, x, rois, (4, 3), rule_of(), max_workspace=0), expected)
+    dy = draw(rng, (20, 5, 4, 3), "float32")
+    expected = reference.roi_align_backward(dy, rois, shape, np.float32, **rule_of())
+    assert_close(backward(backend, dy, rois, shape, rule_of(), max_workspace=0), expected)
+
+
+def test_more_rois_than_a_block_looks_at(backend: Backend) -> None:
+    rng = np.random.default_rng(11)
+    shape = (2, 3, 13, 11)
+    rois = draw_rois(rng, 2100, shape)
+    rois[1030:2050, 0] = 1  # and the other image's, of which many batches have none
+    dy = draw(rng, (2100, 3, 2, 3), "float32")
+    rule = rule_of(1.0, 2, True)
+    dx = backward(backend, dy, rois, shape, rule)
+    assert_close(dx, reference.roi_align_backward(dy, rois, shape, np.float32, **rule))
+
+
+@pytest.mark.parametrize("layout", ["row_major", "channels_last"])
+@pytest.mark.parametrize("value", [1e38, -3e38, np.nan, np.inf])
+def test_huge_gradients_stay_where_their_weights_are(backend: Backend, value: float, layout: str) -> None:
+    """Beside a bin of them, in its RoI, its channel and its tile, all is as without it."""
+    rng = np.random.default_rng(13)
+    shape = (1, 34, 20, 20)
+    rois = np.array([[0, 1, 1, 18, 18], [0, 4, 2, 12, 14]], np.float32)
+    dy = draw(rng, (2, 34, 7, 7), "float32")
+    rule = rule_of(1.0, 2, True)
+    dy[0, 33, 3, 3] = 0
+    plain = backward(backend, dy, rois, shape, rule, layouts=(layout, layout))
+    dy[0, 33, 3, 3] = 1
+    reached = backward(backend, dy, rois, shape, rule, layouts=(layout, layout)) != plain
+    dy[0, 33, 3, 3] = value
+    huge = backward(backend, dy, rois, shape, rule, layouts=(layout, layout))
+    assert reached[0, 33].any()
+    assert not reached[0, :33].any()
+    assert_same_bits(huge[~reached], plain[~reached])
+    assert_close(huge, reference.roi_align_backward(dy, rois, shape, np.float32, **rule))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -177,7 +177,7 @@ struct RoiAlignBackward {
   ImageView dinput;
   DLDataType dtype;
   bool accumulate;
-  std::byte *workspace;
+  std::byte *workspace;  // NULL: there is none
 };
 
 void roi_align_cpu(const RoiAlignForward &call);
@@ -185,7 +185,7 @@ void roi_align_backward_cpu(const RoiAlignBackward &call);
 // Enqueue on the current device.
 void roi_align_cuda(const RoiAlignForward &call, Stream stream);
 void roi_align_backward_cuda(const RoiAlignBackward &call, Stream stream);
-// The access paths of row-major operands, and what they need. The forward can do without, slowly.
+// The access paths of row-major operands, and what they need. Both can do without, slowly.
 const char *roi_align_path(const RoiAlignProblem &problem, DLDataType dtype, bool turn);
 bool roi_align_turns(const RoiAlignProblem &problem, DLDataType dtype);
 size_t roi_align_workspace(const RoiAlignProblem &problem, DLDataType dtype, bool turn);

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// RoI-align backward on the GPU. The map is cut into regions of tiles. A warp owns a tile, a lane a channel of it, with
-// the sums of all cells in registers; it gathers from the RoIs that touch the region, in their order. What a RoI's bins
-// weigh is worked out once, into the workspace.
+// RoI-align backward on the GPU, deterministic. The map is cut into tiles. A warp owns a tile, a lane a channel of it,
+// with the sums of all its cells in registers; it gathers from the RoIs that touch the tile, in their order. What a
+// RoI's bins weigh is worked out once, into the workspace. The warps of a block have the same tile, so they share what
+// they look up, and wait for each other little. Gradients are read where they are: few bins of a RoI reach a tile.
 #pragma once
 
 #include <algorithm>
@@ -11,355 +12,425 @@
 namespace baracuda {
 
 constexpr int kTileSide = 8;
-constexpr int kTilesDown = 2;
-constexpr int kTilesAcross = 4;
-constexpr int kRegionRows = kTileSide * kTilesDown;
-constexpr int kRegionColumns = kTileSide * kTilesAcross;
-constexpr int kTileWarps = kTilesDown * kTilesAcross;
-constexpr int kTileThreads = kTileWarps * kLanes;
-// Columns of bins whose weights a warp holds at a time.
-constexpr int kTileBins = 3;
-// RoIs that a block looks at before it works on those that touch its region.
+// Warps of a block have the same tile and channels of their own.
+constexpr int kMostTileWarps = 8;
+constexpr int kMostTileThreads = kMostTileWarps * kLanes;
+// Neighbouring bins of a row that a step takes.
+constexpr int kStepBins = 4;
+// RoIs that a block looks at before it works on those that touch its tile; of these, steps that it prepares.
 constexpr int kRoiBatch = 1024;
+constexpr int kMostSteps = 64;
+// A channel's sums of a row, in turn; lanes lie in different banks.
+constexpr int kTurnedRow = kTileSide + 1;
+constexpr int kListThreads = 2 * kLanes;
 
-// The cells that a RoI has weights for, both ends included; none where y0 > y1.
-struct RoiBounds {
-  int32_t y0, y1, x0, x1;
-};
-
-struct RoiTable {
-  int32_t *batch;     // [rois], -1 for RoIs without cells
-  RoiBounds *bounds;  // [rois]
-  char *records;      // [rois], of `record` bytes each, which begin with the bounds once more
-  int32_t record;     // bytes
-  int32_t y_at;       // of a record: the weights of y begin there,
-  int32_t x_at;       // those of x,
-  int32_t bins_at;    // and the bins' reaches
-  int32_t places_y;
-  int32_t places_x;
-};
-
-// A bin's cells within a record: weights[place - first + cell] is the weight of a cell, and zero for at least
-// kTileSide - 1 cells on both sides of the reach.
-struct RoiReach {
+// The bins that reach a tile along an axis, neighbours, and the place where their weights begin: kTileSide for each.
+struct alignas(kRoiVector) RoiBand {
   int32_t first;
   int32_t count;
   int32_t place;
   int32_t padding;
 };
 
-// One block for each RoI.
+// Tiles that a RoI touches, both ends included.
+struct alignas(kRoiVector) RoiTiles {
+  int32_t y0, y1, x0, x1;
+};
+
+struct RoiTable {
+  int32_t *batch;   // [rois], -1 for RoIs without cells
+  RoiTiles *tiles;  // [rois]
+  char *records;    // [rois], of `record` bytes each: the bands of y and x, from tiles y0 and x0 on, and their weights
+  int32_t record;   // bytes
+  int32_t bands_x_at;
+  int32_t weights_y_at;
+  int32_t weights_x_at;
+};
+
+// A block lists a RoI: its first warp the rows, the other the columns.
 template <class Real>
-__global__ void __launch_bounds__(kRoiThreads)
-    roi_align_prepare(RoiAlignProblem problem, RoiRows rois, RoiTable table) {
-  __shared__ RoiBounds shared_bounds;
+__global__ void __launch_bounds__(kListThreads) roi_align_bands(RoiAlignProblem problem, RoiRows rois, RoiTable table) {
+  extern __shared__ __align__(16) char shared[];
+  __shared__ int2 ends[2];
+  wait_for_earlier_work();
+  let_next_kernel_start();
   const int64_t r = blockIdx.x;
   const int lane = int(threadIdx.x % kLanes);
-  const int warp = int(threadIdx.x / kLanes);
+  const bool is_y = threadIdx.x < kLanes;
   const RoiGeometry<Real> roi = roi_geometry<Real>(problem, rois, r);
-  char *record = table.records + r * table.record;
-  Real *const weights_y = reinterpret_cast<Real *>(record + table.y_at);
-  Real *const weights_x = reinterpret_cast<Real *>(record + table.x_at);
-  const int32_t places = (table.bins_at - table.y_at) / int32_t(sizeof(Real));
-  RoiReach *const bins = reinterpret_cast<RoiReach *>(record + table.bins_at);
-  if (threadIdx.x == 0) shared_bounds = {INT32_MAX, -1, INT32_MAX, -1};
-  if (roi.batch >= 0) {
-    // Of both axes, and what lies between, which is copied, too.
-    for (int32_t i = int32_t(threadIdx.x); i < places; i += kRoiThreads) weights_y[i] = 0;
-  }
-  __syncthreads();
-  if (roi.batch >= 0) {
-    for (int32_t b = warp; b < problem.pooled_h + problem.pooled_w; b += kRoiThreads / kLanes) {
-      const bool is_y = b < problem.pooled_h;
-      const RoiAxis<Real> axis = axis_of(roi, is_y);
-      const int32_t own = is_y ? b : b - problem.pooled_h;
-      const RoiCells cells = axis.reach(own);
-      // The mean belongs to one axis.
-      const Real scale = is_y ? roi.count : Real(1);
-      const int32_t place =
-          kTileSide + axis.list_place(own, is_y ? problem.pooled_h : problem.pooled_w, cells.first, kTileSide);
-      Real *const weights = is_y ? weights_y : weights_x;
-      for (int32_t i = lane; i < cells.count; i += kLanes)
-        weights[place + i] = axis.weight(own, cells.first + i) / scale;
-      if (lane == 0) {
-        bins[b] = {cells.first, cells.count, place, 0};
-        if (cells.count > 0) {
-          atomicMin(is_y ? &shared_bounds.y0 : &shared_bounds.x0, cells.first);
-          atomicMax(is_y ? &shared_bounds.y1 : &shared_bounds.x1, cells.first + cells.count - 1);
-        }
-      }
+  const RoiAxis<Real> axis = axis_of(roi, is_y);
+  const int32_t bins = is_y ? problem.pooled_h : problem.pooled_w;
+  int2 *const tiles = reinterpret_cast<int2 *>(shared) + (is_y ? 0 : problem.pooled_h);
+  char *const record = table.records + r * table.record;
+  RoiBand *const bands = reinterpret_cast<RoiBand *>(record + (is_y ? 0 : table.bands_x_at));
+  Real *const weights = reinterpret_cast<Real *>(record + (is_y ? table.weights_y_at : table.weights_x_at));
+  int32_t begin = INT32_MAX;
+  int32_t end = -1;
+  for (int32_t b = lane; b < bins; b += kLanes) {
+    const RoiCells cells = roi.batch >= 0 ? axis.reach(b) : RoiCells{0, 0};
+    int2 reached = make_int2(0, -1);
+    if (cells.count > 0) {
+      reached = make_int2(cells.first / kTileSide, (cells.first + cells.count - 1) / kTileSide);
+      begin = min(begin, reached.x);
+      end = max(end, reached.y);
     }
+    tiles[b] = reached;
   }
+  begin = __reduce_min_sync(kAllLanes, begin);
+  end = __reduce_max_sync(kAllLanes, end);
+  if (lane == 0) ends[is_y ? 0 : 1] = make_int2(begin, end);
   __syncthreads();
+  const int2 ends_y = ends[0];
+  const int2 ends_x = ends[1];
+  const bool some = ends_y.y >= 0 && ends_x.y >= 0;
   if (threadIdx.x == 0) {
-    table.bounds[r] = shared_bounds;
-    *reinterpret_cast<RoiBounds *>(record) = shared_bounds;
-    table.batch[r] = shared_bounds.y1 >= 0 && shared_bounds.x1 >= 0 ? roi.batch : -1;
+    table.batch[r] = some ? roi.batch : -1;
+    table.tiles[r] = {ends_y.x, ends_y.y, ends_x.x, ends_x.y};
   }
+  if (!some) return;
+  int32_t places = 0;
+  for (int32_t from = begin; from <= end; from += kLanes) {
+    RoiBand band = {0, 0, 0, 0};
+    const int32_t tile = from + lane;
+    for (int32_t b = 0; b < bins; ++b) {
+      if (tiles[b].x > tile || tiles[b].y < tile) continue;
+      if (band.count == 0) band.first = b;
+      ++band.count;
+    }
+    if (tile > end) band.count = 0;
+    int32_t upto = band.count;
+    for (int distance = 1; distance < kLanes; distance *= 2) {
+      const int32_t other = __shfl_up_sync(kAllLanes, upto, unsigned(distance));
+      if (lane >= distance) upto += other;
+    }
+    band.place = places + upto - band.count;
+    if (tile <= end) bands[tile - begin] = band;
+    places += __shfl_sync(kAllLanes, upto, kLanes - 1);
+  }
+  for (int32_t i = lane; i < places * kTileSide; i += kLanes) weights[i] = 0;
+  __syncwarp();
+  // The mean belongs to one axis.
+  const Real scale = is_y ? roi.count : Real(1);
+  for (int32_t b = lane; b < bins; b += kLanes)
+    axis.each(b, [&](int32_t cell, Real weight) {
+      const RoiBand band = bands[cell / kTileSide - begin];
+      weights[(band.place + b - band.first) * kTileSide + cell % kTileSide] = weight / scale;
+    });
 }
 
 struct RoiAlignTilesCall {
   RoiAlignBackward backward;
   RoiTable table;
-  int32_t down;     // regions
-  int32_t across;   // regions
-  int32_t groups;   // of channels
-  int64_t regions;  // of all images and groups
-  // The memory has two halves, each of several RoIs: while one is worked on, the other fills.
-  int32_t half_rois;
-  int32_t roi_bytes;
-  int32_t gradient_at;  // of a RoI's
+  int32_t down;    // tiles
+  int32_t across;  // tiles
+  int32_t parts;   // blocks that share the channels
+  int64_t tasks;   // of all images and parts
 };
 
-__device__ __forceinline__ void copy_16(void *to, const void *from, int bytes) {
-  const unsigned address = unsigned(__cvta_generic_to_shared(to));
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from), "r"(bytes) : "memory");
+// What some neighbouring bins of a row add to a tile.
+template <class Real>
+struct alignas(kRoiVector) TileStep {
+  int64_t offset;  // of the first bin's gradient, in elements
+  int32_t bins;
+  int32_t rows;  // a bit for each pair of rows with a weight
+  Real y[kTileSide];
+  Real x[kStepBins][kTileSide];
+};
+
+template <class Real>
+struct alignas(kRoiVector) RoiVector {
+  static constexpr int kCount = int(kRoiVector / int64_t(sizeof(Real)));
+  Real value[kCount];
+};
+
+template <class Real>
+__device__ __forceinline__ void load_weights(Real (&into)[kTileSide], const Real *from) {
+  constexpr int kCount = RoiVector<Real>::kCount;
+#pragma unroll
+  for (int i = 0; i < kTileSide; i += kCount) {
+    const RoiVector<Real> some = *reinterpret_cast<const RoiVector<Real> *>(from + i);
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) into[i + j] = some.value[j];
+  }
 }
 
-// All threads copy bytes that begin at the same place of 16 as `to`.
-__device__ inline void copy_piece(char *to, const char *from, int32_t bytes) {
-  for (int32_t i = int32_t(threadIdx.x) * 16; i < bytes; i += kTileThreads * 16)
-    copy_16(to + i, from + i, min(bytes - i, 16));
-}
-
-template <class T, bool kStaged>
+// A tile's sums of one channel.
+template <class T>
 class RoiTile {
  public:
   using Real = typename ImageReal<T>::type;
 
-  __device__ RoiTile(const RoiAlignTilesCall &call, int32_t row, int32_t column)
-      : call_(call), row_(row), column_(column) {
+  __device__ RoiTile() {
 #pragma unroll
     for (int i = 0; i < kTileSide; ++i)
 #pragma unroll
       for (int j = 0; j < kTileSide; ++j) sum_[i][j] = 0;
   }
 
-  // Adds what one RoI gives. `record` holds its weights; `given` the lane's gradients.
-  __device__ __forceinline__ void add(const char *record, const T *given, int64_t given_row, int64_t given_column) {
-    const RoiBounds bounds = *reinterpret_cast<const RoiBounds *>(record);
-    if (bounds.y0 >= row_ + kTileSide || bounds.y1 < row_ || bounds.x0 >= column_ + kTileSide || bounds.x1 < column_)
-      return;
-    const RoiAlignProblem &problem = call_.backward.problem;
-    const Real *const weights_y = reinterpret_cast<const Real *>(record + call_.table.y_at);
-    const Real *const weights_x = reinterpret_cast<const Real *>(record + call_.table.x_at);
-    const RoiReach *const bins_y = reinterpret_cast<const RoiReach *>(record + call_.table.bins_at);
-    const RoiReach *const bins_x = bins_y + problem.pooled_h;
-    bool odd = false;
-    for (int32_t x_from = 0; x_from < problem.pooled_w; x_from += kLanes) {
-      const Bins over_x = over(bins_x, x_from, problem.pooled_w, column_);
-      for (int32_t first = over_x.first; first < over_x.end; first += kTileBins) {
-        Real wx[kTileBins][kTileSide];
+  // `given` are the lane's gradients. The next step's are on their way while one is worked on.
+  __device__ __forceinline__ void add(const TileStep<Real> *steps, int32_t count, const T *given, int64_t column) {
+    T coming[kStepBins];
+    load(coming, given + steps[0].offset, column, steps[0].bins);
+    for (int32_t s = 0; s < count; ++s) {
+      const TileStep<Real> &step = steps[s];
+      Real value[kStepBins];
+      bool odd = false;
 #pragma unroll
-        for (int k = 0; k < kTileBins; ++k) {
-          // The weights begin with zeros.
-          const int32_t place = first + k < over_x.end ? place_of(bins_x[first + k], column_) : 0;
-#pragma unroll
-          for (int j = 0; j < kTileSide; ++j) wx[k][j] = weights_x[place + j];
-        }
-        const T *const line = given + first * given_column;
-        const int32_t count = over_x.end - first;
-        for (int32_t y_from = 0; y_from < problem.pooled_h; y_from += kLanes) {
-          const Bins over_y = over(bins_y, y_from, problem.pooled_h, row_);
-          for (int32_t ph = over_y.first; ph < over_y.end; ++ph)
-            add_row<false>(line + ph * given_row, given_column, count, wx, weights_y + place_of(bins_y[ph], row_), odd);
-        }
-        if (__any_sync(kAllLanes, odd)) {
-          for (int32_t y_from = 0; y_from < problem.pooled_h; y_from += kLanes) {
-            const Bins over_y = over(bins_y, y_from, problem.pooled_h, row_);
-            for (int32_t ph = over_y.first; ph < over_y.end; ++ph)
-              add_row<true>(line + ph * given_row, given_column, count, wx, weights_y + place_of(bins_y[ph], row_),
-                            odd);
-          }
-          odd = false;
-        }
+      for (int k = 0; k < kStepBins; ++k) {
+        value[k] = Real(coming[k]);
+        odd = odd || !(fabs(value[k]) < kSafe);
       }
+      if (s + 1 < count) load(coming, given + steps[s + 1].offset, column, steps[s + 1].bins);
+      if (__any_sync(kAllLanes, odd))
+        add_step<true>(value, step);
+      else
+        add_step<false>(value, step);
     }
   }
 
   __device__ Real sum(int i, int j) const { return sum_[i][j]; }
 
  private:
-  struct Bins {
-    int32_t first;
-    int32_t end;
-  };
+  static constexpr Real kSafe = sizeof(Real) == sizeof(float) ? Real(0x1p120) : Real(0x1p1000);
 
-  // Which of 32 bins reach the tile: neighbours, because positions ascend or descend with the bins.
-  __device__ __forceinline__ Bins over(const RoiReach *bins, int32_t from, int32_t count, int32_t cell) const {
-    const int32_t b = from + int32_t(threadIdx.x % kLanes);
-    bool reaches = false;
-    if (b < count)
-      reaches = bins[b].first < cell + kTileSide && bins[b].first + bins[b].count > cell && bins[b].count > 0;
-    const unsigned mask = __ballot_sync(kAllLanes, reaches);
-    const int32_t first = from + __ffs(int(mask)) - 1;
-    return {first, mask == 0 ? first : first + __popc(mask)};
+  __device__ __forceinline__ static void load(T (&value)[kStepBins], const T *from, int64_t column, int32_t count) {
+#pragma unroll
+    for (int k = 0; k < kStepBins; ++k) value[k] = k < count ? from[k * column] : T(Real(0));
   }
 
-  __device__ __forceinline__ static int32_t place_of(const RoiReach &bin, int32_t cell) {
-    return bin.place + cell - bin.first;
-  }
-
-  // Of numbers so large that sums of them may not be finite, and of those that aren't, a weight of zero is no factor:
-  // they are left out at first, and added by themselves.
+  // Of numbers so large that sums of them may not be finite, and of those that aren't, a weight of zero is no factor.
   template <bool kOdd>
-  __device__ __forceinline__ void add_row(const T *given, int64_t given_column, int32_t count,
-                                          const Real (&wx)[kTileBins][kTileSide], const Real *wy, bool &odd) {
-    constexpr Real kSafe = sizeof(Real) == sizeof(float) ? Real(0x1p120) : Real(0x1p1000);
-    Real value[kTileBins];
-#pragma unroll
-    for (int k = 0; k < kTileBins; ++k) {
-      value[k] = k < count ? Real(given[k * given_column]) : Real(0);
-      const bool safe = value[k] < kSafe && value[k] > -kSafe;
-      if (safe == kOdd) value[k] = 0;
-      odd = odd || !safe;
-    }
+  __device__ __forceinline__ void add_step(const Real (&value)[kStepBins], const TileStep<Real> &step) {
     Real line[kTileSide];
+    Real weight[kTileSide];
+    load_weights(weight, step.x[0]);
 #pragma unroll
-    for (int j = 0; j < kTileSide; ++j) {
-      line[j] = 0;
+    for (int j = 0; j < kTileSide; ++j) line[j] = kOdd && weight[j] == 0 ? Real(0) : weight[j] * value[0];
 #pragma unroll
-      for (int k = 0; k < kTileBins; ++k)
-        if (!kOdd || wx[k][j] != 0) line[j] += wx[k][j] * value[k];
+    for (int k = 1; k < kStepBins; ++k) {
+      if (k < step.bins) {
+        load_weights(weight, step.x[k]);
+#pragma unroll
+        for (int j = 0; j < kTileSide; ++j)
+          if (!kOdd || weight[j] != 0) line[j] += weight[j] * value[k];
+      }
     }
+    const int32_t rows = step.rows;
 #pragma unroll
-    for (int i = 0; i < kTileSide; ++i) {
-      const Real weight = wy[i];
-      if (kOdd && weight == 0) continue;
+    for (int i = 0; i < kTileSide; i += 2) {
+      if (!(rows & 1 << i / 2)) continue;
 #pragma unroll
-      for (int j = 0; j < kTileSide; ++j) sum_[i][j] += weight * line[j];
+      for (int half = 0; half < 2; ++half) {
+        const Real some = step.y[i + half];
+        if (kOdd && some == 0) continue;
+#pragma unroll
+        for (int j = 0; j < kTileSide; ++j) sum_[i + half][j] += some * line[j];
+      }
     }
   }
 
-  const RoiAlignTilesCall &call_;
-  int32_t row_;
-  int32_t column_;
   Real sum_[kTileSide][kTileSide];
 };
 
-template <class T, bool kStaged>
-__global__ void __launch_bounds__(kTileThreads, sizeof(T) == sizeof(double) ? 1 : 2)
+// The steps of 32 RoIs, one for each lane.
+template <class Real>
+class TileSteps {
+ public:
+  // Lanes without a RoI have -1.
+  __device__ TileSteps(const RoiAlignTilesCall &call, int32_t roi, int32_t tile_row, int32_t tile_column)
+      : call_(call), roi_(roi) {
+    int32_t count = 0;
+    if (roi >= 0) {
+      const RoiTiles tiles = call.table.tiles[roi];
+      const char *const record = call.table.records + roi * int64_t(call.table.record);
+      y_ = reinterpret_cast<const RoiBand *>(record)[tile_row - tiles.y0];
+      x_ = reinterpret_cast<const RoiBand *>(record + call.table.bands_x_at)[tile_column - tiles.x0];
+      count = y_.count * ((x_.count + kStepBins - 1) / kStepBins);
+    }
+    end_ = count;
+    for (int distance = 1; distance < kLanes; distance *= 2) {
+      const int32_t other = __shfl_up_sync(kAllLanes, end_, unsigned(distance));
+      if (int(threadIdx.x % kLanes) >= distance) end_ += other;
+    }
+    total_ = __shfl_sync(kAllLanes, end_, kLanes - 1);
+    begin_ = end_ - count;
+  }
+
+  __device__ int32_t total() const { return total_; }
+
+  // All lanes together. Steps from the total on aren't written.
+  __device__ void write(TileStep<Real> *to, int32_t s) const {
+    int owner = 0;
+#pragma unroll
+    for (int half = kLanes / 2; half > 0; half /= 2)
+      if (__shfl_sync(kAllLanes, end_, owner + half - 1) <= s) owner += half;
+    const int32_t roi = __shfl_sync(kAllLanes, roi_, owner);
+    const int32_t y_first = __shfl_sync(kAllLanes, y_.first, owner);
+    const int32_t y_count = __shfl_sync(kAllLanes, y_.count, owner);
+    const int32_t y_place = __shfl_sync(kAllLanes, y_.place, owner);
+    const int32_t x_first = __shfl_sync(kAllLanes, x_.first, owner);
+    const int32_t x_count = __shfl_sync(kAllLanes, x_.count, owner);
+    const int32_t x_place = __shfl_sync(kAllLanes, x_.place, owner);
+    const int32_t begin = __shfl_sync(kAllLanes, begin_, owner);
+    if (s >= total_) return;
+    const int32_t chunk = (s - begin) / y_count * kStepBins;
+    const int32_t row = (s - begin) % y_count;
+    const char *const record = call_.table.records + roi * int64_t(call_.table.record);
+    to->offset = call_.backward.doutput.plane(roi, 0) + call_.backward.doutput.cell(y_first + row, x_first + chunk);
+    to->bins = min(x_count - chunk, kStepBins);
+    Real weight[kTileSide];
+    load_weights(weight,
+                 reinterpret_cast<const Real *>(record + call_.table.weights_y_at) + (y_place + row) * kTileSide);
+    int32_t rows = 0;
+#pragma unroll
+    for (int i = 0; i < kTileSide; ++i) {
+      to->y[i] = weight[i];
+      if (weight[i] != 0) rows |= 1 << i / 2;
+    }
+    to->rows = rows;
+    const Real *const x =
+        reinterpret_cast<const Real *>(record + call_.table.weights_x_at) + (x_place + chunk) * kTileSide;
+#pragma unroll
+    for (int k = 0; k < kStepBins; ++k) {
+      if (k >= x_count - chunk) continue;
+      load_weights(weight, x + k * kTileSide);
+#pragma unroll
+      for (int i = 0; i < kTileSide; ++i) to->x[k][i] = weight[i];
+    }
+  }
+
+ private:
+  const RoiAlignTilesCall &call_;
+  int32_t roi_;
+  RoiBand y_ = {};
+  RoiBand x_ = {};
+  int32_t begin_;
+  int32_t end_;
+  int32_t total_;
+};
+
+// The RoIs of a batch that touch a tile, in their order, as numbers within the batch. For all threads of a block.
+__device__ inline int32_t find_rois(const RoiAlignTilesCall &call, int64_t from, int32_t n, int32_t tile_row,
+                                    int32_t tile_column, uint32_t *words, uint16_t *found) {
+  constexpr int kWords = kRoiBatch / kLanes;
+  static_assert(kWords == kLanes);
+  const int lane = int(threadIdx.x % kLanes);
+  const int warps = int(blockDim.x / kLanes);
+#pragma unroll 4
+  for (int k = int(threadIdx.x / kLanes); k < kWords; k += warps) {
+    const int64_t r = from + k * kLanes + lane;
+    bool touches = false;
+    if (r < call.backward.problem.rois) {
+      const RoiTiles tiles = call.table.tiles[r];
+      touches = call.table.batch[r] == n && tiles.y0 <= tile_row && tiles.y1 >= tile_row && tiles.x0 <= tile_column &&
+                tiles.x1 >= tile_column;
+    }
+    const unsigned word = __ballot_sync(kAllLanes, touches);
+    if (lane == 0) words[k] = word;
+  }
+  __syncthreads();
+  const unsigned own = words[lane];
+  int32_t upto = __popc(own);
+  for (int distance = 1; distance < kLanes; distance *= 2) {
+    const int32_t other = __shfl_up_sync(kAllLanes, upto, unsigned(distance));
+    if (lane >= distance) upto += other;
+  }
+  for (int k = int(threadIdx.x / kLanes); k < kWords; k += warps) {
+    const unsigned word = __shfl_sync(kAllLanes, own, k);
+    const int32_t end = __shfl_sync(kAllLanes, upto, k);
+    const unsigned later = word >> lane;
+    if (later & 1) found[end - __popc(later)] = uint16_t(k * kLanes + lane);
+  }
+  __syncthreads();
+  return __shfl_sync(kAllLanes, upto, kLanes - 1);
+}
+
+template <class T>
+__global__ void __launch_bounds__(kMostTileThreads, sizeof(T) == sizeof(double) ? 1 : 2)
     roi_align_tiles(const __grid_constant__ RoiAlignTilesCall call) {
   using Real = typename ImageReal<T>::type;
   extern __shared__ __align__(16) char shared[];
-  __shared__ int32_t found[kRoiBatch];
-  __shared__ int32_t found_of[kRoiBatch / kLanes];
-  __shared__ Real turn[kTilesDown][kLanes][kRegionColumns + 1];
+  __shared__ TileStep<Real> steps[kMostSteps];
+  __shared__ uint32_t words[kRoiBatch / kLanes];
+  __shared__ uint16_t found[kRoiBatch];
   const RoiAlignProblem &problem = call.backward.problem;
-  const RoiTable &table = call.table;
   const ImageView &doutput = call.backward.doutput;
   const ImageView &dinput = call.backward.dinput;
   const int lane = int(threadIdx.x % kLanes);
   const int warp = int(threadIdx.x / kLanes);
-  const int64_t pieces = int64_t(problem.pooled_h) * problem.pooled_w;
+  wait_for_earlier_work();
 
-  for (int64_t task = blockIdx.x; task < call.regions; task += gridDim.x) {
-    const int64_t c0 = task % call.groups * kLanes;
-    const int64_t place = task / call.groups;
-    const int32_t column0 = int32_t(place % call.across) * kRegionColumns;
-    const int32_t row0 = int32_t(place / call.across % call.down) * kRegionRows;
+  for (int64_t task = blockIdx.x; task < call.tasks; task += gridDim.x) {
+    const int64_t c0 = task % call.parts * blockDim.x + warp * kLanes;
+    const int64_t place = task / call.parts;
+    const int32_t tile_column = int32_t(place % call.across);
+    const int32_t tile_row = int32_t(place / call.across % call.down);
     const int32_t n = int32_t(place / call.across / call.down);
-    const int64_t channels = min(problem.c - c0, int64_t(kLanes));
-    RoiTile<T, kStaged> tile(call, row0 + warp / kTilesAcross * kTileSide, column0 + warp % kTilesAcross * kTileSide);
-
+    const int32_t channels = int32_t(min(problem.c - c0, int64_t(kLanes)));
+    // Lanes without a channel of their own take part with another's, and store nothing.
+    const T *const given = static_cast<const T *>(doutput.data) + doutput.plane(0, c0 + min(lane, channels - 1));
+    RoiTile<T> tile;
     for (int64_t from = 0; from < problem.rois; from += kRoiBatch) {
-      // The RoIs of this batch that touch the region, in their order.
-      constexpr int kRounds = kRoiBatch / kTileThreads;
-      bool touches[kRounds];
-      unsigned ballot[kRounds];
-#pragma unroll
-      for (int k = 0; k < kRounds; ++k) {
-        const int64_t r = from + k * kTileThreads + threadIdx.x;
-        touches[k] = false;
-        if (r < problem.rois && table.batch[r] == n) {
-          const RoiBounds bounds = table.bounds[r];
-          touches[k] = bounds.y0 < row0 + kRegionRows && bounds.y1 >= row0 && bounds.x0 < column0 + kRegionColumns &&
-                       bounds.x1 >= column0;
+      const int32_t count = find_rois(call, from, n, tile_row, tile_column, words, found);
+      for (int32_t k = 0; k < count; k += kLanes) {
+        const TileSteps<Real> of(call, k + lane < count ? int32_t(from) + found[k + lane] : -1, tile_row, tile_column);
+        for (int32_t begin = 0; begin < of.total(); begin += kMostSteps) {
+          const int32_t some = min(of.total() - begin, kMostSteps);
+          for (int32_t s = warp * kLanes; s < some; s += int32_t(blockDim.x))
+            of.write(steps + s + lane, begin + s + lane);
+          __syncthreads();
+          if (channels > 0) tile.add(steps, some, given, doutput.column);
+          __syncthreads();
         }
       }
-#pragma unroll
-      for (int k = 0; k < kRounds; ++k) {
-        ballot[k] = __ballot_sync(kAllLanes, touches[k]);
-        if (lane == 0) found_of[k * kTileWarps + warp] = __popc(ballot[k]);
-      }
-      __syncthreads();
-      int32_t count = 0;
-      for (int k = 0; k < kRounds * kTileWarps; ++k) {
-        if (k % kTileWarps == warp && touches[k / kTileWarps])
-          found[count + __popc(ballot[k / kTileWarps] & ((1u << lane) - 1))] =
-              int32_t(k / kTileWarps) * kTileThreads + int32_t(threadIdx.x);
-        count += found_of[k];
-      }
-      __syncthreads();
-
-      const auto gradients_of = [&](int64_t r) { return static_cast<const T *>(doutput.data) + doutput.plane(r, c0); };
-      const auto fetch = [&](int32_t begin, int32_t half) {
-        const int32_t end = min(begin + call.half_rois, count);
-        for (int32_t k = begin; k < end; ++k) {
-          const int64_t r = from + found[k];
-          char *const at = shared + (half * call.half_rois + k - begin) * call.roi_bytes;
-          copy_piece(at, table.records + r * table.record, table.record);
-          if constexpr (kStaged) {
-            const char *const piece = reinterpret_cast<const char *>(gradients_of(r));
-            const int32_t shift = int32_t(reinterpret_cast<uintptr_t>(piece) % 16);
-            copy_piece(at + call.gradient_at, piece - shift, shift + int32_t(channels * pieces * int64_t(sizeof(T))));
-          }
-        }
-        asm volatile("cp.async.commit_group;" ::: "memory");
-      };
-      // Lanes without a channel of their own take part with another's, and store nothing.
-      const int64_t own = min(int64_t(lane), channels - 1);
-      fetch(0, 0);
-      for (int32_t begin = 0, half = 0; begin < count; begin += call.half_rois, half ^= 1) {
-        asm volatile("cp.async.wait_group 0;" ::: "memory");
-        __syncthreads();
-        fetch(begin + call.half_rois, half ^ 1);
-        const int32_t end = min(begin + call.half_rois, count);
-        for (int32_t k = begin; k < end; ++k) {
-          const int64_t r = from + found[k];
-          const char *const at = shared + (half * call.half_rois + k - begin) * call.roi_bytes;
-          if constexpr (kStaged) {
-            const uintptr_t shift = reinterpret_cast<uintptr_t>(gradients_of(r)) % 16;
-            tile.add(at, reinterpret_cast<const T *>(at + call.gradient_at + shift) + own * pieces, problem.pooled_w,
-                     1);
-          } else {
-            tile.add(at, gradients_of(r) + own * doutput.channel, doutput.row, doutput.column);
-          }
-        }
-      }
-      asm volatile("cp.async.wait_all;" ::: "memory");
-      __syncthreads();
     }
+    if (channels <= 0) continue;
 
-    // Channels lie far apart, or side by side; in the first case a warp writes one of them at a time.
-    const bool turned = !(dinput.channel == 1 && problem.c > 1);
-    T *to = static_cast<T *>(dinput.data) + dinput.plane(n, c0);
-    const auto store = [&](int64_t channel, int32_t row, int32_t column, Real sum) {
-      if (channel >= channels || row >= problem.h || column >= problem.w) return;
-      T &cell = to[channel * dinput.channel + dinput.cell(row, column)];
-      cell = T(call.backward.accumulate ? Real(cell) + sum : sum);
-    };
+    // Channels lie far apart, or side by side; in the first case a warp writes some cells of several.
+    const int32_t row = tile_row * kTileSide;
+    const int32_t column = tile_column * kTileSide;
+    T *to = static_cast<T *>(dinput.data) + dinput.plane(n, c0) + dinput.cell(row, column);
+    const int32_t rows = min(problem.h - row, kTileSide);
+    const int32_t columns = min(problem.w - column, kTileSide);
+    const auto store = [&](T *cell, Real sum) { *cell = T(call.backward.accumulate ? Real(*cell) + sum : sum); };
+    if (dinput.channel == 1 && problem.c > 1) {
+      to += lane;
+#pragma unroll
+      for (int i = 0; i < kTileSide; ++i) {
+        T *cell = to;
+#pragma unroll
+        for (int j = 0; j < kTileSide; ++j) {
+          if (lane < channels && i < rows && j < columns) store(cell, tile.sum(i, j));
+          cell += dinput.column;
+        }
+        to += dinput.row;
+      }
+      continue;
+    }
+    constexpr int kBeside = kLanes / kTileSide;
+    Real *const turn = reinterpret_cast<Real *>(shared) + warp * kLanes * kTurnedRow;
+    const int32_t own = lane % kTileSide;
+    const int32_t first = lane / kTileSide;
+    const int32_t last = own < columns ? channels : 0;
+    to += first * dinput.channel + own * dinput.column;
 #pragma unroll
     for (int i = 0; i < kTileSide; ++i) {
-      if (turned) {
 #pragma unroll
-        for (int j = 0; j < kTileSide; ++j)
-          turn[warp / kTilesAcross][lane][warp % kTilesAcross * kTileSide + j] = tile.sum(i, j);
-        __syncthreads();
-        for (int k = warp; k < kTilesDown * kLanes; k += kTileWarps)
-          store(k % kLanes, row0 + k / kLanes * kTileSide + i, column0 + lane, turn[k / kLanes][k % kLanes][lane]);
-        __syncthreads();
-      } else {
+      for (int j = 0; j < kTileSide; ++j) turn[lane * kTurnedRow + j] = tile.sum(i, j);
+      __syncwarp();
+      T *cell = to;
 #pragma unroll
-        for (int j = 0; j < kTileSide; ++j)
-          store(lane, row0 + warp / kTilesAcross * kTileSide + i, column0 + warp % kTilesAcross * kTileSide + j,
-                tile.sum(i, j));
+      for (int k = 0; k < kTileSide; ++k) {
+        if (first + k * kBeside < last && i < rows) store(cell, turn[(first + k * kBeside) * kTurnedRow + own]);
+        cell += kBeside * dinput.channel;
       }
+      to += dinput.row;
+      __syncwarp();
     }
   }
 }
 
-// A thread for each cell; for maps whose lists don't fit in shared memory.
+// A thread for each cell; for maps so large that lists of them would be long.
 template <class T>
 __global__ void __launch_bounds__(kRoiThreads) roi_align_any_backward(RoiAlignBackward call, int64_t cells) {
   using Real = typename ImageReal<T>::type;
@@ -396,47 +467,29 @@ __global__ void __launch_bounds__(kRoiThreads) roi_align_any_backward(RoiAlignBa
   }
 }
 
-// How roi_align_tiles lays out its memory: for each RoI the record, and if they fit its gradients of 32 channels.
-struct RoiTileShape {
-  int32_t half_rois = 0;
-  int32_t bytes = 0;
-  int32_t gradient_at = 0;
-  bool staged = false;
-};
-
-inline RoiTileShape roi_tile_shape(const RoiAlignProblem &problem, int32_t record, int64_t element, bool contiguous) {
-  constexpr int64_t kVector = 16;
-  constexpr int64_t kMostRois = 8;
-  RoiTileShape shape;
-  const int64_t gradients =
-      ceil_div(kLanes * int64_t(problem.pooled_h) * problem.pooled_w * element, kVector) * kVector + kVector;
-  shape.gradient_at = record;
-  shape.staged = contiguous && 2 * (record + gradients) <= kMostSharedOfTwo;
-  const int64_t bytes = record + (shape.staged ? gradients : 0);
-  shape.half_rois = int32_t(std::min(kMostSharedOfTwo / (2 * bytes), kMostRois));
-  shape.bytes = int32_t(bytes);
-  return shape;
+// Bins times tiles that they reach, at most.
+template <class Real>
+int64_t roi_band_places(int64_t cells, int64_t bins) {
+  return RoiAxis<Real>::list_places(cells, bins, 0) / kTileSide + 2 * bins;
 }
 
 // Everything is left at NULL with a base of NULL.
 template <class Real>
 RoiTable roi_table(const RoiAlignProblem &problem, Workspace &space) {
-  constexpr int64_t kVector = 16;
-  const auto aligned = [](int64_t bytes) { return ceil_div(bytes, kVector) * kVector; };
+  constexpr int64_t kMostRecord = 100 * 1024;
   RoiTable table = {};
-  const int64_t places_y = kTileSide + RoiAxis<Real>::list_places(problem.h, problem.pooled_h, kTileSide);
-  const int64_t places_x = kTileSide + RoiAxis<Real>::list_places(problem.w, problem.pooled_w, kTileSide);
-  const int64_t y_at = sizeof(RoiBounds);
-  const int64_t x_at = y_at + aligned(places_y * int64_t(sizeof(Real)));
-  const int64_t bins_at = x_at + aligned(places_x * int64_t(sizeof(Real)));
-  const int64_t record = bins_at + (int64_t(problem.pooled_h) + problem.pooled_w) * int64_t(sizeof(RoiReach));
-  if (2 * record > kMostSharedOfTwo) return table;
-  table.y_at = int32_t(y_at);
-  table.x_at = int32_t(x_at);
-  table.bins_at = int32_t(bins_at);
+  const int64_t bands_x_at = ceil_div(problem.h, kTileSide) * int64_t(sizeof(RoiBand));
+  const int64_t weights_y_at = bands_x_at + ceil_div(problem.w, kTileSide) * int64_t(sizeof(RoiBand));
+  const int64_t slot = kTileSide * int64_t(sizeof(Real));
+  const int64_t weights_x_at = weights_y_at + roi_band_places<Real>(problem.h, problem.pooled_h) * slot;
+  const int64_t record = weights_x_at + roi_band_places<Real>(problem.w, problem.pooled_w) * slot;
+  if (record > kMostRecord) return table;
   table.record = int32_t(record);
+  table.bands_x_at = int32_t(bands_x_at);
+  table.weights_y_at = int32_t(weights_y_at);
+  table.weights_x_at = int32_t(weights_x_at);
   table.batch = space.take<int32_t>(problem.rois);
-  table.bounds = space.take<RoiBounds>(problem.rois);
+  table.tiles = space.take<RoiTiles>(problem.rois);
   table.records = space.take<char>(problem.rois * record);
   return table;
 }
@@ -447,33 +500,33 @@ void roi_align_backward_cuda_of(const RoiAlignBackward &call, Stream stream) {
   const RoiAlignProblem &problem = call.problem;
   Workspace space(call.workspace);
   const RoiTable table = roi_table<Real>(problem, space);
-  const ImageView &given = call.doutput;
-  const int64_t pieces = int64_t(problem.pooled_h) * problem.pooled_w;
-  const auto fits = [](int64_t extent, int64_t stride, int64_t wanted) { return extent <= 1 || stride == wanted; };
-  const bool contiguous = fits(problem.pooled_w, given.column, 1) &&
-                          fits(problem.pooled_h, given.row, problem.pooled_w) && fits(problem.c, given.channel, pieces);
-  if (table.record == 0) {
+  if (table.record == 0 || !call.workspace) {
     const int64_t cells = problem.n * problem.c * problem.h * problem.w;
     launch(roi_align_any_backward<T>, {std::min(ceil_div(cells, kRoiThreads), kMostBlocks), kRoiThreads}, stream, call,
            cells);
     return;
   }
-  const RoiTileShape shape = roi_tile_shape(problem, table.record, sizeof(T), contiguous);
-  if (problem.rois > 0) launch(roi_align_prepare<Real>, {problem.rois, kRoiThreads}, stream, problem, call.rois, table);
+  const size_t bands = size_t(problem.pooled_h + problem.pooled_w) * sizeof(int2);
+  allow_roi_shared(roi_align_bands<Real>, bands);
+  if (problem.rois > 0)
+    launch(roi_align_bands<Real>, {problem.rois, kListThreads, bands, true}, stream, problem, call.rois, table);
   RoiAlignTilesCall tiles = {};
   tiles.backward = call;
   tiles.table = table;
-  tiles.down = int32_t(ceil_div(problem.h, kRegionRows));
-  tiles.across = int32_t(ceil_div(problem.w, kRegionColumns));
-  tiles.groups = int32_t(ceil_div(problem.c, kLanes));
-  tiles.regions = problem.n * tiles.down * tiles.across * tiles.groups;
-  tiles.half_rois = shape.half_rois;
-  tiles.roi_bytes = shape.bytes;
-  tiles.gradient_at = shape.gradient_at;
-  const size_t shared = 2 * size_t(shape.half_rois) * size_t(shape.bytes);
-  const auto kernel = shape.staged ? roi_align_tiles<T, true> : roi_align_tiles<T, false>;
-  allow_roi_shared(kernel, shared);
-  launch(kernel, {std::min(tiles.regions, kMostBlocks), kTileThreads, shared}, stream, tiles);
+  tiles.down = int32_t(ceil_div(problem.h, kTileSide));
+  tiles.across = int32_t(ceil_div(problem.w, kTileSide));
+  // Blocks that fill a large GPU several times, if there are as many.
+  constexpr int64_t kManyBlocks = 512;
+  const int64_t places = problem.n * tiles.down * tiles.across;
+  const int64_t groups = ceil_div(problem.c, kLanes);
+  int64_t warps = std::min<int64_t>(groups, kMostTileWarps);
+  while (warps > 1 && places * ceil_div(groups, warps) < kManyBlocks) warps = (warps + 1) / 2;
+  tiles.parts = int32_t(ceil_div(groups, warps));
+  warps = ceil_div(groups, tiles.parts);
+  tiles.tasks = places * tiles.parts;
+  const size_t turn = size_t(warps) * kLanes * kTurnedRow * sizeof(Real);
+  allow_roi_shared(roi_align_tiles<T>, turn);
+  launch(roi_align_tiles<T>, {std::min(tiles.tasks, kMostBlocks), int(warps) * kLanes, turn, true}, stream, tiles);
 }
 
 }  // namespace baracuda

@@ -83,8 +83,9 @@ class RoiAlignBackwardPlan final : public RoiAlignBase {
     if (accumulate_) cost_.bytes += storage_bytes(desc.dtype, in_.count());
     if constexpr (kWithCuda) {
       if (device().is_cuda()) {
-        path_ = roi_align_backward_path(align_, desc.dtype);
-        workspace_size_ = roi_align_backward_workspace(align_, desc.dtype);
+        const size_t wanted = roi_align_backward_workspace(align_, desc.dtype);
+        path_ = allows_workspace(wanted) ? roi_align_backward_path(align_, desc.dtype) : "any";
+        if (allows_workspace(wanted)) workspace_size_ = wanted;
       }
     }
   }
