@@ -4,7 +4,7 @@
 #   scripts/gpu_lane.sh WHEEL OUTDIR [STEP[=SECONDS] ...]
 #
 # Tests and times a wheel on a machine with a GPU, without network: `python3` there has a framework or
-# two, and what else it lacks (pytest, hypothesis) lies as wheels beside WHEEL. Runs from a checkout.
+# two, and what else it lacks (pytest, xdist, hypothesis) lies as wheels beside WHEEL. Runs from a checkout.
 #
 #   probe        the card, the driver, the frameworks; fails without a GPU
 #   suite        the whole test suite, with a GPU required
@@ -86,21 +86,9 @@ sys.exit(probe["devices_seen_by_baracuda"] == 0)
 PY
 }
 
-# A process for each file of tests, several at a time: the host is what a test waits for.
-suite_of() {
-  local status log
-  log=$scratch/suite-$(basename "$1").log
-  python3 -m pytest "$1" -p no:cacheprovider -q --require-gpu --durations=5 >"$log" 2>&1
-  status=$?
-  # All of a file can be for another machine, say one with two cards.
-  [[ $status -ne 5 ]] || status=0
-  printf '\n-- %s: status %s\n%s\n' "$1" "$status" "$(tail -n 60 "$log")"
-  return "$status"
-}
+# Several processes: the host is what a test waits for.
 suite() {
-  export -f suite_of
-  export scratch
-  printf '%s\0' tests/test_*.py | xargs -0 -n 1 -P "$(($(nproc) / 2))" bash -c "suite_of \"\$0\""
+  python3 -m pytest tests -p no:cacheprovider -p no:benchmark -q --require-gpu -n "$(($(nproc) / 2))" --dist worksteal --durations=25
 }
 
 # compute-sanitizer is no proof where it can't attach to the card: it must find a planted error first.
@@ -129,11 +117,25 @@ CU
   fi
 }
 
+# In several parts: what a tool does to one launch takes the host most of the time.
 sanitizer() {
+  local part status=0 parts=3 running=()
   # Without torch's pool, every tensor is an allocation whose ends the tool knows.
-  PYTORCH_NO_CUDA_MEMORY_CACHING=1 \
+  export PYTORCH_NO_CUDA_MEMORY_CACHING=1
+  # Stopped at its limit, it still tells what was found.
+  trap 'tail -n 200 "$scratch/$1"-*.log; exit 143' TERM
+  for part in $(seq "$parts"); do
     compute-sanitizer --tool "$1" --error-exitcode=1 \
-    python3 -m pytest tests -p no:cacheprovider -q -m sanitizer --require-gpu
+      python3 -m pytest tests -p no:cacheprovider -q -m sanitizer --require-gpu --part "$part/$parts" \
+      >"$scratch/$1-$part.log" 2>&1 &
+    running+=($!)
+  done
+  for part in $(seq "$parts"); do
+    wait "${running[$((part - 1))]}" || status=1
+    printf -- '-- part %s of %s\n' "$part" "$parts"
+    tail -n 400 "$scratch/$1-$part.log"
+  done
+  return "$status"
 }
 memcheck() { sanitizer memcheck; }
 racecheck() { sanitizer racecheck; }

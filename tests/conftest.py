@@ -7,6 +7,7 @@ each of "cpu" and "cuda"), or by ``@pytest.mark.requires("torch", ...)`` with na
 
     --require NAME     the session fails at once where NAME can't be had (repeatable)
     --require-gpu      the same for a GPU, and a skipped CUDA case counts as failed
+    --part K/N         of what would run, every Nth case from the Kth on: N sessions share the work
 """
 
 from __future__ import annotations
@@ -51,6 +52,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="fail where NAME can't be had: " + ", ".join(sorted(support.REQUIREMENTS)),
     )  # fmt: skip
     group.addoption("--require-gpu", action="store_true", help="fail where there is no GPU, or a CUDA case is skipped")
+    group.addoption("--part", type=part, metavar="K/N", help="every Nth case from the Kth on, of 1 to N")
+
+
+def part(text: str) -> slice:
+    """The cases of a part such as "2/3"."""
+    first, count = map(int, text.split("/"))
+    if not 1 <= first <= count:
+        raise ValueError(f"expected a part from 1/{count} to {count}/{count}, got {text}")
+    return slice(first - 1, None, count)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -102,6 +112,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             continue
         not_run.append(item)
         config.stash[NOT_RUN][" CUDA" if "gpu" in names or "gpus" in names else "", reason] += 1
+    if chosen := config.getoption("--part"):
+        others = run.copy()
+        del others[chosen]
+        not_run += others
+        run = run[chosen]
     if not_run:
         config.hook.pytest_deselected(items=not_run)
         items[:] = run
