@@ -200,7 +200,8 @@ __global__ __launch_bounds__(kRunThreads, 4) void reduce_runs(const __grid_const
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
         if (head[k]) {
-          if (count > 0) finish(k == 0 ? before : segment[k - 1], run, count, open);
+          // A chunk that nothing goes on in says so, too: join_runs reads ahead.
+          if (count > 0 || open) finish(k == 0 ? before : segment[k - 1], run, count, open);
           open = false;
           run = own[k];
           count = 1;
