@@ -55,6 +55,24 @@ __device__ __forceinline__ State segment_move(const State &state, const Move &mo
   return bit_cast<State>(all);
 }
 
+// What all lanes of a warp have, in one state.
+template <class Op>
+__device__ __forceinline__ void join_lanes(const Op &op, typename Op::State &state) {
+  for (int apart = 16; apart > 0; apart /= 2)
+    op.join(state, segment_move(state, [&](uint32_t word) { return __shfl_xor_sync(~0u, word, apart); }));
+}
+
+// Four elements at once.
+template <class Element>
+__device__ __forceinline__ SegmentPack<Element, 4> load_four(const Element *from) {
+  using Elements = SegmentPack<Element, 4>;
+  constexpr int kBytes = sizeof(Elements);
+  using Word = SegmentPack<typename SegmentBitsOf<kBytes == 16 ? 8 : kBytes>::type, kBytes == 16 ? 2 : 1>;
+  // In a variable of its own: a reference to memory would be copied byte by byte.
+  const Word word = *reinterpret_cast<const Word *>(from);
+  return bit_cast<Elements>(word);
+}
+
 // What another block of this launch wrote.
 template <class State>
 __device__ __forceinline__ State load_fresh(const State *from) {
@@ -108,9 +126,6 @@ __global__ __launch_bounds__(kRunThreads, 4) void reduce_runs(const __grid_const
     uint32_t segments[kRunSteps][4];
     Element element[kRunSteps][4];
     if (call.paired && at + kRunSteps * kRunStep <= end) {
-      using Elements = SegmentPack<Element, 4>;
-      using Word = SegmentPack<typename SegmentBitsOf<sizeof(Elements) == 16 ? 8 : sizeof(Elements)>::type,
-                               sizeof(Elements) == 16 ? 2 : 1>;
       using Ids = SegmentPack<Id, 16 / sizeof(Id)>;
       Ids given[kRunSteps][4 * sizeof(Id) / 16];
 #pragma unroll
@@ -118,9 +133,7 @@ __global__ __launch_bounds__(kRunThreads, 4) void reduce_runs(const __grid_const
         const int64_t row = at + s * kRunStep + lane * 4;
 #pragma unroll
         for (int i = 0; i < int(4 * sizeof(Id) / 16); ++i) given[s][i] = reinterpret_cast<const Ids *>(ids + row)[i];
-        // In a variable of its own: a reference to memory would be copied byte by byte.
-        const Word word = *reinterpret_cast<const Word *>(input + row);
-        const Elements some = bit_cast<Elements>(word);
+        const SegmentPack<Element, 4> some = load_four(input + row);
 #pragma unroll
         for (int k = 0; k < 4; ++k) element[s][k] = some.value[k];
       }
@@ -200,7 +213,8 @@ __global__ __launch_bounds__(kRunThreads, 4) void reduce_runs(const __grid_const
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
         if (head[k]) {
-          if (count > 0) finish(k == 0 ? before : segment[k - 1], run, count, open);
+          // A chunk that nothing goes on in says so, too: join_runs reads ahead.
+          if (count > 0 || open) finish(k == 0 ? before : segment[k - 1], run, count, open);
           open = false;
           run = own[k];
           count = 1;
@@ -268,10 +282,8 @@ __global__ __launch_bounds__(kRunThreads) void join_runs(const __grid_constant__
       more = more && ending == 0;
     }
   }
-  for (int apart = 16; apart > 0; apart /= 2) {
-    call.op.join(state, segment_move(state, [&](uint32_t word) { return __shfl_xor_sync(~0u, word, apart); }));
-    length += __shfl_xor_sync(~0u, length, apart);
-  }
+  join_lanes(call.op, state);
+  for (int apart = 16; apart > 0; apart /= 2) length += __shfl_xor_sync(~0u, length, apart);
   State whole[1] = {call.partial[2 * chunk + 1]};
   call.op.join(whole[0], state);
   if (lane == 0) call.op.template store<1>(segment, 0, length + call.lengths[2 * chunk + 1], whole);
@@ -308,8 +320,7 @@ __device__ __forceinline__ typename Op::State reduce_range(const SegmentRunCall<
     for (int a = 0; a < kAtOnce; ++a)
       if (at + a * 32 < to) call.op.add(state, element[a], typename Op::Row(at + a * 32));
   }
-  for (int apart = 16; apart > 0; apart /= 2)
-    call.op.join(state, segment_move(state, [&](uint32_t word) { return __shfl_xor_sync(~0u, word, apart); }));
+  join_lanes(call.op, state);
   return state;
 }
 
@@ -324,8 +335,6 @@ __global__ __launch_bounds__(kRunThreads) void reduce_ranges(const __grid_consta
   using State = typename Op::State;
   constexpr int kLoads = kRangeStaged / 128;
   using Elements = SegmentPack<Element, 4>;
-  using Word = SegmentPack<typename SegmentBitsOf<sizeof(Elements) == 16 ? 8 : sizeof(Elements)>::type,
-                           sizeof(Elements) == 16 ? 2 : 1>;
   __shared__ Elements staged[kRunWarps][kRangeStaged / 4];
   const int lane = int(threadIdx.x) & 31;
   const int64_t segment = int64_t(blockIdx.x) * kRunThreads + threadIdx.x;
@@ -368,10 +377,7 @@ __global__ __launch_bounds__(kRunThreads) void reduce_ranges(const __grid_consta
     if (call.paired && first + kRangeStaged <= call.rows) {
 #pragma unroll
       for (int l = 0; l < kLoads; ++l)
-        if (l * 128 + lane * 4 < count) {
-          const Word word = *reinterpret_cast<const Word *>(input + first + l * 128 + lane * 4);
-          some[l] = bit_cast<Elements>(word);
-        }
+        if (l * 128 + lane * 4 < count) some[l] = load_four(input + first + l * 128 + lane * 4);
     } else {
 #pragma unroll
       for (int l = 0; l < kLoads; ++l) {
@@ -430,8 +436,7 @@ __global__ __launch_bounds__(kRunThreads) void reduce_longs(const __grid_constan
       for (int a = 0; a < kAtOnce; ++a)
         if (p + a * 32 < pieces) call.op.join(whole[0], some[a]);
     }
-    for (int apart = 16; apart > 0; apart /= 2)
-      call.op.join(whole[0], segment_move(whole[0], [&](uint32_t word) { return __shfl_xor_sync(~0u, word, apart); }));
+    join_lanes(call.op, whole[0]);
     if (lane == 0) call.op.template store<1>(segment, 0, end - begin, whole);
   }
 }

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Segment reductions and their gradients by plain loops: over segments, columns and rows, in Python's own
-numbers (float64, and integers without a limit)."""
+"""Segment reductions and their gradients: `plain_forward` and `plain_backward` define them by loops over segments,
+columns and rows, in Python's own numbers (float64, and integers without a limit); `forward` and `backward` give the
+same by NumPy, segments side by side."""
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -83,7 +85,7 @@ def wrapped(value: int, dtype: np.dtype[Any]) -> int:
     return value - (1 << bits) if np.issubdtype(dtype, np.signedinteger) and value >> (bits - 1) else value
 
 
-def forward(kind: str, data: Array, members: list[list[int]], empty: Any = None) -> tuple[Array, Array]:
+def plain_forward(kind: str, data: Array, members: list[list[int]], empty: Any = None) -> tuple[Array, Array]:
     """Results in float64 (integers in the dtype of the data), and arg."""
     columns = data.shape[1]
     integers = np.issubdtype(data.dtype, np.integer)
@@ -107,7 +109,7 @@ def same(a: float, b: float) -> bool:
     return a == b and math.copysign(1, a) == math.copysign(1, b)
 
 
-def backward(kind: str, d_output: Array, data: Array, members: list[list[int]], ties: str = "first") -> Array:
+def plain_backward(kind: str, d_output: Array, data: Array, members: list[list[int]], ties: str = "first") -> Array:
     """In float64; `data` gives the shape, even where its values play no part."""
     result = np.zeros(data.shape, np.float64)
     for segment, rows in enumerate(members):
@@ -128,4 +130,109 @@ def backward(kind: str, d_output: Array, data: Array, members: list[list[int]], 
                 shares = [dy / len(winners) if i in winners else 0.0 for i in range(len(rows))]
             for row, share in zip(rows, shares, strict=True):
                 result[row, column] = share
+    return result
+
+
+# ---------------------------------------------------------------------------------------------------
+# The same for many rows.
+
+
+class Grouped:
+    """Rows, those of a segment side by side, lowest first."""
+
+    def __init__(self, members: list[list[int]]) -> None:
+        self.lengths = np.array([len(rows) for rows in members], np.int64)
+        self.rows = np.array(list(itertools.chain.from_iterable(members)), np.int64)
+        self.segments = np.repeat(np.arange(len(members)), self.lengths)  # of each of the rows
+        self.filled = np.flatnonzero(self.lengths)
+        self.starts = (np.cumsum(self.lengths) - self.lengths)[self.filled]
+
+    def reduce(self, ufunc: np.ufunc, values: Array, identity: Any) -> Array:
+        """Column by column; `values` are those of the rows, in their order here."""
+        result = np.full((self.lengths.size, *values.shape[1:]), identity, values.dtype)
+        if self.filled.size:
+            result[self.filled] = ufunc.reduceat(values, self.starts, axis=0)
+        return result
+
+    def each(self, function: Callable[[list[float]], float], values: Array) -> Array:
+        """A function of the values of a segment's column; 0 where there are none."""
+        result = np.zeros((self.lengths.size, values.shape[1]))
+        ends = self.starts + self.lengths[self.filled]
+        for column in range(values.shape[1]):
+            own = values[:, column].tolist()
+            result[self.filled, column] = [function(own[a:b]) for a, b in zip(self.starts, ends, strict=True)]
+        return result
+
+
+def total_or_nan(values: list[float]) -> float:
+    return math.fsum(values) if all(map(math.isfinite, values)) else sum(values)
+
+
+def keys_of(kind: str, data: Array) -> Array:
+    """Integers that compare as `beats` says: the higher one wins."""
+    if np.issubdtype(data.dtype, np.integer):
+        keys = data.astype(np.int64)
+        return keys if kind == "max" else ~keys
+    bits = data.astype(np.float64).view(np.int64)
+    keys = np.where(bits < 0, bits ^ np.iinfo(np.int64).max, bits)
+    return np.where(np.isnan(data.astype(np.float64)), np.iinfo(np.int64).max, keys if kind == "max" else ~keys)
+
+
+def winners_of(kind: str, data: Array, grouped: Grouped) -> tuple[Array, Array]:
+    """Which of the rows hold the best of their segment, and the first that does, or N."""
+    keys = keys_of(kind, data)[grouped.rows]
+    best = grouped.reduce(np.maximum, keys, np.iinfo(np.int64).min)
+    wins = keys == best[grouped.segments]
+    first = grouped.reduce(np.minimum, np.where(wins, grouped.rows[:, None], data.shape[0]), data.shape[0])
+    return wins, first
+
+
+def forward(kind: str, data: Array, members: list[list[int]], empty: Any = None) -> tuple[Array, Array]:
+    """Results in float64 (integers in the dtype of the data), and arg."""
+    grouped = Grouped(members)
+    columns = data.shape[1]
+    integers = np.issubdtype(data.dtype, np.integer)
+    values = data[grouped.rows].astype(np.int64 if integers else np.float64)
+    arg = np.full((len(members), columns), data.shape[0], np.int64)
+    arg[grouped.filled] = grouped.rows[grouped.starts][:, None]
+    counts = np.maximum(grouped.lengths, 1)[:, None]
+    if kind in ("max", "min"):
+        _, arg = winners_of(kind, data, grouped)
+        output = np.zeros((len(members), columns), values.dtype)
+        output[grouped.filled] = np.take_along_axis(data, arg[grouped.filled], axis=0)
+    elif integers:
+        # 64 bits that wrap around.
+        output = grouped.reduce(np.multiply if kind == "prod" else np.add, values, 0)
+        output = output // counts if kind == "mean" else output
+    else:
+        output = grouped.each(math.prod if kind == "prod" else total_or_nan, values)
+        output = output / counts if kind == "mean" else output
+    output = output.astype(data.dtype) if integers else output
+    output[grouped.lengths == 0] = default_empty(kind, data.dtype) if empty is None else empty
+    return output, arg
+
+
+def backward(kind: str, d_output: Array, data: Array, members: list[list[int]], ties: str = "first") -> Array:
+    """In float64; `data` gives the shape, even where its values play no part."""
+    grouped = Grouped(members)
+    result = np.zeros(data.shape, np.float64)
+    dy = d_output.astype(np.float64)[grouped.segments]
+    if kind == "mean":
+        dy = dy / grouped.lengths[grouped.segments][:, None]
+    elif kind == "prod":
+        values = data.astype(np.float64)[grouped.rows]
+        for start, length in zip(grouped.starts, grouped.lengths[grouped.filled], strict=True):
+            for column in range(data.shape[1]):
+                own = values[start : start + length, column].tolist()
+                dy[start : start + length, column] *= [math.prod(own[:i] + own[i + 1 :]) for i in range(length)]
+    elif kind in ("max", "min"):
+        wins, first = winners_of(kind, data, grouped)
+        if ties == "first":
+            wins = grouped.rows[:, None] == first[grouped.segments]
+        else:
+            nan = np.isnan(data.astype(np.float64))[grouped.rows]
+            wins &= ~nan | (grouped.rows[:, None] == first[grouped.segments])
+        shares = grouped.reduce(np.add, wins.astype(np.float64), 1)
+        dy = np.where(wins, dy / shares[grouped.segments], 0)
+    result[grouped.rows] = dy
     return result
