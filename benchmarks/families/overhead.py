@@ -9,6 +9,7 @@ waits for it.
 
 from __future__ import annotations
 
+import time
 import timeit
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -27,6 +28,9 @@ WINDOW = np.s_[:, :, 77:78, :]
 SCAN_SHAPE = (4, 64)
 #: A launch queue holds 1024.
 BATCH = 200
+#: What a row takes, unless its rounds are done before or are too few.
+SECONDS = 1.0
+LEAST_ROUNDS = 31
 
 
 @dataclass
@@ -53,8 +57,10 @@ class _Problem:
 
 
 def rows(lab: Lab) -> Iterable[dict[str, Any]]:
-    """The rows of the family."""
-    for problem in (*_writes(lab), *_scans(lab)):
+    """The rows of the family, those of the lab's device first: a run may be stopped by its time."""
+    makers = [*_writes(lab), *_scans(lab), *_operators(lab)]
+    for make in sorted(makers, key=lambda make: make.device != lab.device):
+        problem = make()
         with lab.on_stream(problem.framework):
             yield from _rows(lab, problem)
 
@@ -196,8 +202,12 @@ def _timer(statement: str, names: dict[str, Any]) -> Callable[[], float]:
 def _sample(lab: Lab, timers: Mapping[str, Callable[[], float]], wait: Callable[[], object]) -> dict[str, list[float]]:
     samples: dict[str, list[float]] = {name: [] for name in timers}
     # Many short rounds: a host's speed comes and goes within tenths of a second.
-    warm_up, rounds = (1, 3) if lab.quick else (20, 301)
+    warm_up, rounds = (1, 3) if lab.quick else (10, 301)
+    # All rows together should take a minute.
+    last = time.perf_counter() + SECONDS
     for number in range(warm_up + rounds):
+        if number >= warm_up + LEAST_ROUNDS and time.perf_counter() > last:
+            break
         for name, timer in timers.items():
             lab.synchronize()
             wait()

@@ -310,7 +310,7 @@ cdef object take_workspace(PlanCore plan, object workspace, uintptr_t stream, Wo
 
 
 # `run` takes its keywords as they lie on the caller's stack: a dict of them would cost as much as all
-# the checks. Cython has no syntax for such a method, so it is a descriptor made by hand.
+# the checks. Cython has no syntax for such a method, so it is a descriptor made by hand; so is the look-up of `PlanCache`.
 cdef extern from "Python.h":
     ctypedef struct PyMethodDef:
         const char *ml_name
@@ -320,6 +320,9 @@ cdef extern from "Python.h":
     int METH_FASTCALL
     int METH_KEYWORDS
     object PyDescr_NewMethod(PyTypeObject *kind, PyMethodDef *definition)
+    object PyCFunction_New(PyMethodDef *definition, object first)
+    double PyFloat_AsDouble(object value)
+    long long PyLong_AsLongLongAndOverflow(object value, int *overflow)
 
 
 cdef object run_keywords(object plan, PyObject **values, Py_ssize_t positional, PyObject *names):
@@ -433,3 +436,126 @@ def _bare_launch_ns(BoundPlan bound, int count, stream=None):
         status = baracuda_bare_launch(bound._bound, count, <void *>handle, &nanoseconds)
     check(status)
     return nanoseconds
+
+
+cdef enum:
+    CACHE_PLACES = 256
+    CACHE_VALUES = 40
+
+
+cdef inline uint64_t value_key(PyObject *value) noexcept:
+    """Of what the same problem has the same of: a number's value, all else's identity."""
+    cdef object known = <object>value
+    cdef double number
+    cdef uint64_t key
+    cdef int overflow = 0
+    if type(known) is int:
+        key = <uint64_t>PyLong_AsLongLongAndOverflow(known, &overflow)
+        return key if overflow == 0 else <uint64_t>value
+    if type(known) is float:
+        number = PyFloat_AsDouble(known)
+        memcpy(&key, &number, sizeof(key))
+        return key
+    return <uint64_t>value
+
+
+cdef struct CachedPlan:
+    # The arguments as a tuple, names included, which keeps alive what is told by its identity.
+    PyObject *arguments
+    PyObject *plan
+    int count
+    uint64_t keys[CACHE_VALUES]
+    # The type of each argument: a number may have the bits of another's address.
+    PyObject *kinds[CACHE_VALUES]
+
+
+@cython.final
+cdef class PlanCache:
+    """A look-up of plans in front of a slower one, by arguments that are the same objects or equal numbers.
+
+    Args:
+        general: what gives the plan of any arguments that can be hashed.
+    """
+
+    cdef object _general
+    cdef readonly object find
+    """As `general`."""
+    cdef readonly long long hits
+    """How often `general` wasn't asked."""
+    cdef CachedPlan *_places
+
+    def __cinit__(self, general):
+        self._general = general
+        self._places = <CachedPlan *>PyMem_Malloc(CACHE_PLACES * sizeof(CachedPlan))
+        if self._places == NULL:
+            raise MemoryError
+        memset(self._places, 0, CACHE_PLACES * sizeof(CachedPlan))
+        self.find = PyCFunction_New(&_find_definition, self)
+
+    def __dealloc__(self):
+        cdef int place
+        if self._places != NULL:
+            for place in range(CACHE_PLACES):
+                self._replace(&self._places[place], NULL, NULL)
+            PyMem_Free(self._places)
+
+    def clear(self):
+        """Forgets the plans."""
+        cdef int place
+        self.hits = 0
+        for place in range(CACHE_PLACES):
+            self._replace(&self._places[place], NULL, NULL)
+
+    cdef void _replace(self, CachedPlan *place, PyObject *arguments, PyObject *plan) noexcept:
+        cdef PyObject *old_arguments = place.arguments
+        cdef PyObject *old_plan = place.plan
+        place.arguments = arguments
+        place.plan = plan
+        # These may run any code, so they come last.
+        Py_XDECREF(old_arguments)
+        Py_XDECREF(old_plan)
+
+
+cdef object find_plan(object cache, PyObject **values, Py_ssize_t positional, PyObject *names):
+    cdef PlanCache self = <PlanCache>cache
+    cdef Py_ssize_t named = 0 if names == NULL else PyTuple_Size(names)
+    cdef Py_ssize_t count = positional + named
+    cdef Py_ssize_t index
+    cdef uint64_t keys[CACHE_VALUES]
+    cdef PyObject *kinds[CACHE_VALUES]
+    cdef PyObject *value
+    cdef uint64_t hash = 0
+    cdef CachedPlan *place
+    cdef list listed
+    if count + named > CACHE_VALUES:
+        listed = [<object>values[index] for index in range(count)]
+        return self._general(*listed[:positional], **dict(zip(<object>names, listed[positional:])))
+    for index in range(count + named):
+        value = values[index] if index < count else PyTuple_GetItem(names, index - count)
+        keys[index] = value_key(value)
+        kinds[index] = <PyObject *>Py_TYPE(value)
+        hash = (hash ^ keys[index]) * <uint64_t>0x9e3779b97f4a7c15
+    place = &self._places[(hash >> 32) % CACHE_PLACES]
+    if (place.arguments != NULL and place.count == count + named
+            and memcmp(place.keys, keys, (count + named) * sizeof(keys[0])) == 0
+            and memcmp(place.kinds, kinds, (count + named) * sizeof(kinds[0])) == 0):
+        self.hits += 1
+        return <object>place.plan
+    listed = [<object>values[index] for index in range(count)]
+    naming = () if names == NULL else <object>names
+    plan = self._general(*listed[:positional], **dict(zip(naming, listed[positional:])))
+    arguments = (*listed, *naming)
+    Py_INCREF(arguments)
+    Py_INCREF(plan)
+    place.count = count + named
+    memcpy(place.keys, keys, (count + named) * sizeof(keys[0]))
+    memcpy(place.kinds, kinds, (count + named) * sizeof(kinds[0]))
+    self._replace(place, <PyObject *>arguments, <PyObject *>plan)
+    return plan
+
+
+cdef PyMethodDef _find_definition
+_find_definition.ml_name = "find"
+_find_definition.ml_meth = <void *>find_plan
+_find_definition.ml_flags = METH_FASTCALL | METH_KEYWORDS
+_find_definition.ml_doc = b"find($self, /, *arguments, **fields)\n--\n\nThe plan; see the cache's `general`."
