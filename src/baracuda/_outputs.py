@@ -17,7 +17,7 @@ __all__ = ["first_of", "new_output", "returned", "scalar_operand", "stacked_boxe
 
 
 @functools.lru_cache(maxsize=256)
-def _origin(kind: type[Any]) -> str:
+def _origin(kind: Any) -> str:
     """The library whose arrays are of this type."""
     return "numpy" if issubclass(kind, np.ndarray) else kind.__module__.partition(".")[0].replace("jaxlib", "jax")
 

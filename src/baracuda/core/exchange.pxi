@@ -269,6 +269,52 @@ cdef int read_cuda_array_interface(object value, Slot *slot, str where) except -
     return set_layout(slot, interface["shape"], interface.get("strides"), pair[1] // 8, where)
 
 
+# cupy.ndarray, exactly, and what tells CuPy's stream; None before the first array of it.
+cdef object _cupy_array = None
+cdef object _cupy_current_stream = None
+
+
+cdef bint is_cupy(object kind) except -1:
+    global _cupy_array, _cupy_current_stream
+    if kind is _cupy_array:
+        return True
+    if _cupy_array is None and kind.__module__.partition(".")[0] == "cupy":
+        cupy = sys.modules["cupy"]
+        if kind is cupy.ndarray:
+            _cupy_current_stream = cupy.cuda.get_current_stream
+            _cupy_array = kind
+            return True
+    return False
+
+
+cdef uintptr_t cupy_stream(int device) except? 0xffffffffffffffff:
+    return same_default(_cupy_current_stream(device).ptr)
+
+
+# For descriptions, which order nothing.
+cdef uintptr_t NO_STREAM = <uintptr_t>-2
+
+
+cdef int read_cupy(object value, Slot *slot, uintptr_t stream, str where) except -1:
+    # CuPy's own export asks the driver, twice, whose memory it is, and is several times as slow as this.
+    cdef uintptr_t current
+    memory = value.data
+    pair = numpy_dtype_pair(value.dtype, where)
+    slot.tensor.dtype.code = pair[0]
+    slot.tensor.dtype.bits = pair[1]
+    slot.tensor.dtype.lanes = 1
+    slot.tensor.data = <void *><uintptr_t>memory.ptr
+    slot.tensor.byte_offset = 0
+    slot.tensor.device.device_type = kDLCUDA
+    slot.tensor.device.device_id = memory.device_id
+    set_layout(slot, value.shape, value.strides, pair[1] // 8, where)
+    if stream != NO_STREAM:
+        current = cupy_stream(slot.tensor.device.device_id)
+        if current != stream:
+            check(baracuda_order_streams(slot.tensor.device.device_id, <void *>current, <void *>stream))
+    return 0
+
+
 cdef object read_operand(object value, Slot *slot, bint written, DLDevice device, uintptr_t stream, str where):
     """Fills the slot; returns what must live as long as the call beside the value itself, or None."""
     cdef object kind = type(value)
@@ -286,6 +332,9 @@ cdef object read_operand(object value, Slot *slot, bint written, DLDevice device
     if isinstance(value, np.ndarray):
         read_numpy(value, slot, where)
         return None
+    if is_cupy(kind):
+        read_cupy(value, slot, stream, where)
+        return None
     if not _torch_known and "torch" in sys.modules:
         look_for_torch()
         if has_exchange_api(<PyObject *>value):
@@ -293,7 +342,7 @@ cdef object read_operand(object value, Slot *slot, bint written, DLDevice device
     if hasattr(value, "__dlpack__"):
         if written and kind.__module__.partition(".")[0] in ("jax", "jaxlib"):
             raise _errors.InvalidProblemError(f"{where}: is written, but JAX arrays are immutable")
-        return read_dlpack(value, slot, stream, where)
+        return read_dlpack(value, slot, stream if stream != NO_STREAM else 0, where)
     if hasattr(value, "__cuda_array_interface__"):
         read_cuda_array_interface(value, slot, where)
         slot.tensor.device.device_id = device.device_id
@@ -314,21 +363,15 @@ cdef inline uintptr_t torch_stream(DLDevice device) noexcept:
     return same_default(<uintptr_t>current)
 
 
-# cupy.ndarray, exactly, and what tells CuPy's stream; None before the first array of it.
-cdef object _cupy_array = None
-cdef object _cupy_current_stream = None
-
-
 cdef uintptr_t producer_stream(object value, DLDevice device) except? 0xffffffffffffffff:
     """The current stream of the framework that `value` is of; 0 where it has none."""
-    global _cupy_array, _cupy_current_stream
     cdef object kind = type(value)
     if has_exchange_api(<PyObject *>value):
         return torch_stream(device)
     if kind is Tensor:
         return (<Tensor>value)._stream
-    if kind is _cupy_array:
-        return same_default(_cupy_current_stream(device.device_id).ptr)
+    if is_cupy(kind):
+        return cupy_stream(device.device_id)
     if not _torch_known and "torch" in sys.modules:
         look_for_torch()
         if has_exchange_api(<PyObject *>value):
@@ -337,11 +380,7 @@ cdef uintptr_t producer_stream(object value, DLDevice device) except? 0xffffffff
     if module == "torch" or (_torch_known and isinstance(value, sys.modules["torch"].Tensor)):
         return same_default(sys.modules["torch"].cuda.current_stream(device.device_id).cuda_stream)
     if module == "cupy":
-        cupy = sys.modules["cupy"]
-        if kind is cupy.ndarray:
-            _cupy_current_stream = cupy.cuda.get_current_stream
-            _cupy_array = kind
-        return same_default(cupy.cuda.get_current_stream(device.device_id).ptr)
+        return same_default(sys.modules["cupy"].cuda.get_current_stream(device.device_id).ptr)
     if hasattr(value, "__cuda_array_interface__"):
         stream = value.__cuda_array_interface__.get("stream")
         return 0 if stream is None else same_default(stream)
@@ -383,7 +422,7 @@ def describe(value, where):
     cdef KnownLayout *known = NULL
     device.device_type = kDLCUDA
     device.device_id = 0
-    keep = read_operand(value, &slot, False, device, 0, where)
+    keep = read_operand(value, &slot, False, device, NO_STREAM, where)
     if 0 <= slot.tensor.ndim <= BARACUDA_MAX_RANK:
         size = note_layout(layout, &slot.tensor) - layout
         known = &_known_layouts[hash_bytes(layout, size) % KNOWN_LAYOUTS]

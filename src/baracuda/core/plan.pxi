@@ -310,7 +310,8 @@ cdef object take_workspace(PlanCore plan, object workspace, uintptr_t stream, Wo
 
 
 # `run` takes its keywords as they lie on the caller's stack: a dict of them would cost as much as all
-# the checks. Cython has no syntax for such a method, so it is a descriptor made by hand; so is the look-up of `PlanCache`.
+# the checks. Cython has no syntax for such a method, so it is a descriptor made by hand; so is the look-up of
+# `PlanCache`.
 cdef extern from "Python.h":
     ctypedef struct PyMethodDef:
         const char *ml_name
