@@ -187,11 +187,10 @@ baracuda_status baracuda_plan_run(const baracuda_plan *plan, DLTensor *const ope
                                   size_t operand_count, void *workspace, size_t workspace_size, void *stream) {
   return guarded([&] {
     const Plan &self = as_plan(plan);
-    baracuda::Signature signature;
-    const bool repeatable = self.can_record() && operands && operand_count == self.operands().size() &&
-                            signature.read(self.number(), operands, flags, operand_count);
-    baracuda::RepeatedRun *place = repeatable ? &baracuda::place_of_run(signature) : nullptr;
-    const bool again = place && place->signature == signature;
+    baracuda::RepeatedRun *place = nullptr;
+    if (self.can_record() && operands && operand_count == self.operands().size())
+      place = &baracuda::place_of_run(self.number(), operands, operand_count);
+    const bool again = place && place->signature.is_of(self.number(), operands, flags, operand_count);
     if (again && place->recorded) {
       baracuda::replay(place->recording, stream);
       return;
@@ -207,8 +206,8 @@ baracuda_status baracuda_plan_run(const baracuda_plan *plan, DLTensor *const ope
     self.check_workspace(workspace, workspace_size);
     self.launch(checked, workspace, stream);
     if (place) {
-      place->signature = signature;
       place->recorded = false;
+      place->signature.read(self.number(), operands, flags, operand_count);
     }
   });
 }

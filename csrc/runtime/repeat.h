@@ -14,16 +14,15 @@ namespace baracuda {
 // DLTensors say.
 class Signature {
  public:
+  // Whether these are what was read. Nothing is when the last `read` failed.
+  bool is_of(uint64_t plan, DLTensor *const operands[], const uint64_t flags[], size_t count) const;
   // False when it does not fit, or when a tensor is too malformed to be read.
   bool read(uint64_t plan, DLTensor *const operands[], const uint64_t flags[], size_t count);
-  bool operator==(const Signature &other) const;
-  // Of the plan and the addresses, which tell calls apart better than the rest.
-  uint64_t hash() const { return hash_; }
 
  private:
   static constexpr size_t kWords = 96;
 
-  uint64_t hash_ = 0;
+  // 0: nothing was read.
   size_t count_ = 0;
   uint64_t words_[kWords];
 };
@@ -36,7 +35,7 @@ struct RepeatedRun {
   Recording recording;
 };
 
-// The thread's place for runs of this signature, which may hold another's.
-RepeatedRun &place_of_run(const Signature &signature);
+// The thread's place for runs of this plan and these addresses, which may hold another's.
+RepeatedRun &place_of_run(uint64_t plan, DLTensor *const operands[], size_t count);
 
 }  // namespace baracuda

@@ -104,20 +104,28 @@ def _cached(cls: type[Plan], device: str, preference: PlanPreference | None, *fi
     return cls(device=device, preference=preference, **dict(zip(fields[:count], fields[count:], strict=True)))
 
 
-def cached_plan(cls: type[Plan], device: str, preference: PlanPreference | None, **fields: Any) -> Plan:
-    """The plan that the function forms share, selected at its first use. Fields must be hashable."""
+def _select_cached(cls: type[Plan], device: str, preference: PlanPreference | None, **fields: Any) -> Plan:
     return _cached(cls, device, preference, *fields, *_core.distinct(tuple(fields.values())))  # type: ignore[arg-type]
+
+
+_latest = _core.PlanCache(_select_cached)
+
+#: The plan that the function forms share, selected at its first use: of a class, a device, a preference and the
+#: fields of the descriptor by name, which must be hashable.
+cached_plan: Callable[..., Any] = _latest.find
 
 
 def plan_cache_info() -> Any:
     """Hits, misses, maximum and current size of the plans that the function forms keep."""
-    return _cached.cache_info()
+    info = _cached.cache_info()
+    return info._replace(hits=info.hits + _latest.hits)
 
 
 def plan_cache_clear() -> None:
     """Forgets the plans that the function forms keep, and those of the operators of torch and JAX."""
     for clear in clear_with_plans:
         clear()
+    _latest.clear()
     _cached.cache_clear()
 
 

@@ -7,7 +7,7 @@ from cpython.exc cimport PyErr_Clear
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from cpython.object cimport PyObject, PyTypeObject
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid, PyCapsule_New
-from cpython.ref cimport Py_DECREF, Py_INCREF
+from cpython.ref cimport Py_DECREF, Py_INCREF, Py_XDECREF
 from libc.math cimport signbit
 from libc.stdint cimport int32_t, int64_t, intptr_t, uint64_t, uintptr_t
 from libc.string cimport memcmp, memcpy, memset

@@ -16,49 +16,54 @@ from baracuda.dtypes import numpy_dtype
 __all__ = ["first_of", "new_output", "returned", "scalar_operand", "stacked_boxes", "torch_maker"]
 
 
+@functools.lru_cache(maxsize=256)
+def _origin(kind: Any) -> str:
+    """The library whose arrays are of this type."""
+    return "numpy" if issubclass(kind, np.ndarray) else kind.__module__.partition(".")[0].replace("jaxlib", "jax")
+
+
 def new_output(like: Any, shape: Sequence[int], dtype: str, device: str, stream: Any) -> Any:
     """An undefined array of the kind of `like`, for a plan to write; pass it to :func:`returned` afterwards."""
-    if isinstance(like, np.ndarray):
-        return np.empty(shape, numpy_dtype(dtype))
-    module = type(like).__module__.partition(".")[0]
-    if isinstance(like, _core.Tensor) or module in ("jax", "jaxlib"):
-        # JAX arrays are immutable: the library's own memory is handed over when it has been written.
-        return _core.empty(shape, dtype, device, stream)
-    if module == "torch":
-        function, arguments = torch_maker(tuple(shape), dtype, like.device)
+    origin = _origin(type(like))
+    if origin == "torch":
+        function, arguments = torch_maker(tuple(shape), dtype, device)
         return function(*arguments)
-    namespace, place = _namespace(like)
+    if origin == "numpy":
+        return np.empty(shape, numpy_dtype(dtype))
+    # JAX arrays are immutable: the library's own memory is handed over when it has been written.
+    namespace, place = (None, None) if origin in ("baracuda", "jax") else _namespace(like)
     if namespace is None:
         return _core.empty(shape, dtype, device, stream)
     return namespace.empty(tuple(shape), dtype=getattr(namespace, dtype, numpy_dtype(dtype)), device=place)
 
 
 @functools.lru_cache(maxsize=1024)
-def torch_maker(shape: tuple[int, ...], dtype: str, device: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+def torch_maker(shape: tuple[int, ...], dtype: str, device: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """A function and its arguments that make an undefined row-major tensor; torch.empty takes three times as long."""
     torch = sys.modules["torch"]
     kind = getattr(torch, dtype)
-    fast = getattr(getattr(torch._C._dynamo, "guards", None), f"_empty_strided_{device.type}", None)
+    place = torch.device(device)
+    fast = getattr(getattr(torch._C._dynamo, "guards", None), f"_empty_strided_{place.type}", None)
     if fast is None:
-        return functools.partial(torch.empty, dtype=kind, device=device), (shape,)
+        return functools.partial(torch.empty, dtype=kind, device=place), (shape,)
     steps = [1]
     for extent in reversed(shape[1:]):
         steps.insert(0, steps[0] * max(extent, 1))
     known = (shape, tuple(steps[: len(shape)]), kind)
-    if device.type == "cpu" or torch.cuda.device_count() == 1:
+    if place.type == "cpu" or torch.cuda.device_count() == 1:
         return fast, known
     current = torch._C._cuda_getDevice
 
     def make(*known: Any) -> Any:
         # It knows no device but the current one.
-        return fast(*known) if current() == device.index else torch.empty(shape, dtype=kind, device=device)
+        return fast(*known) if current() == place.index else torch.empty(shape, dtype=kind, device=place)
 
     return make, known
 
 
 def returned(output: Any, like: Any) -> Any:
     """The written output as the caller gets it."""
-    if type(like).__module__.partition(".")[0] in ("jax", "jaxlib"):
+    if _origin(type(like)) == "jax":
         import jax.dlpack  # noqa: PLC0415  # only where a caller has it
 
         return jax.dlpack.from_dlpack(output)
@@ -84,7 +89,7 @@ def scalar_operand(like: Any, value: int, device: str, stream: Any) -> Any:
     if device == "cpu":
         return np.array([value], np.int64)
     namespace, place = _namespace(like)
-    if namespace is None or type(like).__module__.partition(".")[0] in ("jax", "jaxlib"):
+    if namespace is None or _origin(type(like)) == "jax":
         return _core_scalar(value, device, stream)
     return namespace.full((1,), value, dtype=namespace.int64, device=place)
 

@@ -184,12 +184,14 @@ def _scan(
     out: Any,
     stream: Any,
     preference: PlanPreference | None,
-    *,
+    axis: int,
+    reverse: bool,
+    exclusive: bool,
     out_dtype: Any = None,
+    ties: Ties = "first",
     indices: bool = False,
     out_indices: Any = None,
     index_dtype: Any = None,
-    **fields: Any,
 ) -> Any:
     shape, dtype, device = _core.describe(x, f"{kind}: x")
     if out_dtype is None and out is not None:
@@ -200,11 +202,14 @@ def _scan(
         preference,
         kind=kind,
         shape=shape,
+        axis=axis,
         dtype=dtype,
         out_dtype=None if out_dtype is None else canonical(out_dtype, f"{kind}: dtype"),
+        reverse=reverse,
+        exclusive=exclusive,
         indices=indices,
+        ties=ties,
         index_dtype=None if index_dtype is None else canonical(index_dtype, f"{kind}: index_dtype"),
-        **fields,
     )
     y = new_output(x, shape, plan.operands[1].dtype, device, stream) if out is None else out
     if not indices:
@@ -246,7 +251,7 @@ def cumsum(
     >>> bc.cumsum(np.array([1.0, 2.0, 3.0])).tolist(), bc.cumsum(np.array([1, 2, 3]), exclusive=True).tolist()
     ([1.0, 3.0, 6.0], [0, 1, 3])
     """
-    return _scan("cumsum", x, out, stream, preference, axis=axis, reverse=reverse, exclusive=exclusive, out_dtype=dtype)
+    return _scan("cumsum", x, out, stream, preference, axis, reverse, exclusive, dtype)
 
 
 def cumprod(
@@ -266,9 +271,7 @@ def cumprod(
     >>> bc.cumprod(np.array([[1.0, 2.0, 3.0]])).tolist()
     [[1.0, 2.0, 6.0]]
     """
-    return _scan(
-        "cumprod", x, out, stream, preference, axis=axis, reverse=reverse, exclusive=exclusive, out_dtype=dtype
-    )
+    return _scan("cumprod", x, out, stream, preference, axis, reverse, exclusive, dtype)
 
 
 def cummax(
@@ -312,9 +315,8 @@ def cummax(
     ([1.0, 3.0, 3.0, 3.0], [0, 1, 1, 1])
     """
     return _scan(
-        "cummax", x, out, stream, preference, axis=axis, reverse=reverse, exclusive=exclusive,
-        indices=indices, ties=ties, index_dtype=index_dtype, out_indices=out_indices,
-    )  # fmt: skip
+        "cummax", x, out, stream, preference, axis, reverse, exclusive, None, ties, indices, out_indices, index_dtype
+    )
 
 
 def cummin(
@@ -338,9 +340,8 @@ def cummin(
     [3.0, 1.0, 1.0]
     """
     return _scan(
-        "cummin", x, out, stream, preference, axis=axis, reverse=reverse, exclusive=exclusive,
-        indices=indices, ties=ties, index_dtype=index_dtype, out_indices=out_indices,
-    )  # fmt: skip
+        "cummin", x, out, stream, preference, axis, reverse, exclusive, None, ties, indices, out_indices, index_dtype
+    )
 
 
 def logcumsumexp(
@@ -361,7 +362,7 @@ def logcumsumexp(
     >>> bc.logcumsumexp(np.array([1000.0, 1000.0])).round(4).tolist()
     [1000.0, 1000.6931]
     """
-    return _scan("logcumsumexp", x, out, stream, preference, axis=axis, reverse=reverse, exclusive=exclusive)
+    return _scan("logcumsumexp", x, out, stream, preference, axis, reverse, exclusive)
 
 
 def linear_recurrence(

@@ -18,6 +18,8 @@ cdef struct Arguments:
     uint64_t flags[MAX_OPERANDS]
     # The slot of the first output that is present, or -1.
     int first_output
+    # All operands are torch's, so that its current stream is the stream of all.
+    bint all_torch
 
 
 cdef struct Workspace:
@@ -38,6 +40,7 @@ cdef class PlanCore:
     cdef PyObject *_name_at[MAX_OPERANDS]
     cdef bint[MAX_OPERANDS] _written
     cdef tuple _where
+    cdef PyObject *_where_at[MAX_OPERANDS]
     cdef readonly str name
     """The plan's name, as its errors begin."""
     cdef readonly tuple operands
@@ -79,6 +82,8 @@ cdef class PlanCore:
         for index in range(self._count):
             self._name_at[index] = <PyObject *>names[index]
         self._where = tuple([f"{self.name}: {name}" for name in names])
+        for index in range(self._count):
+            self._where_at[index] = PyTuple_GetItem(<PyObject *>self._where, index)
         self.operands = tuple(operands)
         baracuda_plan_sku(self._plan, &sku)
         guarantee = PrecisionGuarantee(
@@ -145,17 +150,22 @@ cdef class PlanCore:
             if value is not None:
                 arguments.values[index] = <PyObject *>value
         self._find_output(&arguments)
-        self._run(&arguments, None, None)
+        self._run(&arguments, NULL, NULL)
 
-    cdef int _run(self, Arguments *arguments, object workspace, object stream) except -1:
+    cdef int _run(self, Arguments *arguments, PyObject *workspace, PyObject *stream) except -1:
         cdef uintptr_t handle
         cdef Workspace space
         cdef baracuda_status status
-        handle = stream_handle(stream) if stream is not None else self._pick_stream(arguments)
+        handle = stream_handle(<object>stream) if stream != NULL else self._pick_stream(arguments)
         keep = self._read(arguments, handle)
-        if self._device.device_type == kDLCUDA:
-            self._order(arguments, handle, stream)
-        keep_workspace = take_workspace(self, workspace, handle, &space)
+        if self._device.device_type == kDLCUDA and not arguments.all_torch:
+            self._order(arguments, handle, <object>stream if stream != NULL else None)
+        space.data = NULL
+        space.size = 0
+        space.owned = False
+        keep_workspace = None
+        if workspace != NULL or self._workspace_size:
+            keep_workspace = take_workspace(self, <object>workspace if workspace != NULL else None, handle, &space)
         with nogil:
             status = baracuda_plan_run(self._plan, arguments.pointers, arguments.flags, self._count, space.data,
                                        space.size, <void *>handle)
@@ -163,17 +173,17 @@ cdef class PlanCore:
                 baracuda_free(self._device, space.data, <void *>handle)
         return check(status)
 
-    cdef int _place(self, object name) noexcept:
+    cdef inline int _place(self, PyObject *name) noexcept:
         """The slot of an operand by its interned name, as names in calls mostly are; or -1."""
         cdef int index
         for index in range(self._count):
-            if <PyObject *>name == self._name_at[index]:
+            if name == self._name_at[index]:
                 return index
         return -1
 
     cdef int _find(self, object name) except -2:
         """The slot of an operand by any string of its name."""
-        cdef int index = self._place(name)
+        cdef int index = self._place(<PyObject *>name)
         if index >= 0:
             return index
         if name in self._names:
@@ -209,25 +219,39 @@ cdef class PlanCore:
                 return
 
     cdef uintptr_t _pick_stream(self, Arguments *arguments) except? 0xffffffffffffffff:
+        cdef PyObject *output
         if self._device.device_type != kDLCUDA or arguments.first_output < 0:
             return 0
-        return producer_stream(<object>arguments.values[arguments.first_output], self._device)
+        output = arguments.values[arguments.first_output]
+        return torch_stream(self._device) if has_exchange_api(output) else producer_stream(<object>output, self._device)
 
     cdef list _read(self, Arguments *arguments, uintptr_t stream):
         """Fills the slots; returns what must live as long as the call, or None."""
         cdef int index
+        cdef PyObject *value
+        cdef Slot *slot
         cdef list keep = None
+        arguments.all_torch = arguments.first_output >= 0
         for index in range(self._count):
-            if arguments.values[index] == NULL:
+            value = arguments.values[index]
+            if value == NULL:
                 arguments.pointers[index] = NULL
                 arguments.flags[index] = 0
                 continue
-            owner = read_operand(<object>arguments.values[index], &arguments.slots[index], self._written[index],
-                                 self._device, stream, <str>self._where[index])
+            slot = &arguments.slots[index]
+            arguments.pointers[index] = &slot.tensor
+            if has_exchange_api(value):
+                slot.has_stream = False
+                arguments.flags[index] = 0
+                export_torch(value, &slot.tensor, self._where_at[index])
+                check_torch(value, &slot.tensor, self._written[index], self._where_at[index])
+                continue
+            arguments.all_torch = False
+            owner = read_operand(<object>value, slot, self._written[index], self._device, stream,
+                                 <str>self._where_at[index])
             if owner is not None:
                 keep = [owner] if keep is None else keep + [owner]
-            arguments.pointers[index] = &arguments.slots[index].tensor
-            arguments.flags[index] = arguments.slots[index].flags
+            arguments.flags[index] = slot.flags
         return keep
 
     cdef int _order(self, Arguments *arguments, uintptr_t handle, object stream) except -1:
@@ -236,7 +260,7 @@ cdef class PlanCore:
         cdef Slot *slot
         # Then the handle is the stream of all of torch's tensors.
         cdef bint of_torch = arguments.first_output >= 0 and has_exchange_api(
-            type(<object>arguments.values[arguments.first_output]))
+            arguments.values[arguments.first_output])
         for index in range(self._count):
             if arguments.values[index] == NULL:
                 continue
@@ -245,8 +269,8 @@ cdef class PlanCore:
                 if slot.tensor.device.device_type == kDLCUDA:
                     (<Tensor>arguments.values[index])._use_on(handle, stream)
             elif stream is None:
-                if not of_torch and has_exchange_api(type(<object>arguments.values[index])):
-                    slot.stream = producer_stream(<object>arguments.values[index], self._device)
+                if not of_torch and has_exchange_api(arguments.values[index]):
+                    slot.stream = torch_stream(self._device)
                     slot.has_stream = True
                 if slot.has_stream and slot.stream != handle:
                     check(baracuda_order_streams(self._device.device_id, <void *>slot.stream, <void *>handle))
@@ -286,7 +310,8 @@ cdef object take_workspace(PlanCore plan, object workspace, uintptr_t stream, Wo
 
 
 # `run` takes its keywords as they lie on the caller's stack: a dict of them would cost as much as all
-# the checks. Cython has no syntax for such a method, so it is a descriptor made by hand.
+# the checks. Cython has no syntax for such a method, so it is a descriptor made by hand; so is the look-up of
+# `PlanCache`.
 cdef extern from "Python.h":
     ctypedef struct PyMethodDef:
         const char *ml_name
@@ -296,32 +321,35 @@ cdef extern from "Python.h":
     int METH_FASTCALL
     int METH_KEYWORDS
     object PyDescr_NewMethod(PyTypeObject *kind, PyMethodDef *definition)
+    object PyCFunction_New(PyMethodDef *definition, object first)
+    double PyFloat_AsDouble(object value)
+    long long PyLong_AsLongLongAndOverflow(object value, int *overflow)
 
 
 cdef object run_keywords(object plan, PyObject **values, Py_ssize_t positional, PyObject *names):
     cdef PlanCore self = <PlanCore>plan
     cdef Arguments arguments
-    cdef object workspace = None
-    cdef object stream = None
+    cdef PyObject *workspace = NULL
+    cdef PyObject *stream = NULL
+    cdef PyObject *name
     cdef Py_ssize_t place
     cdef int found
-    cdef object name
     self._clear(&arguments)
     if positional:
         raise TypeError(f"{self.name}.run takes keyword arguments only: {', '.join(self._names)}")
     if names != NULL:
-        for place in range(len(<tuple>names)):
-            name = (<tuple>names)[place]
+        for place in range(PyTuple_Size(names)):
+            name = PyTuple_GetItem(names, place)
             found = self._place(name)
             if found < 0:
-                if name == "stream":
-                    stream = <object>values[place]
+                if <object>name == "stream":
+                    stream = values[place] if values[place] != borrowed_none else NULL
                     continue
-                if name == "workspace":
-                    workspace = <object>values[place]
+                if <object>name == "workspace":
+                    workspace = values[place] if values[place] != borrowed_none else NULL
                     continue
-                found = self._find(name)
-            if <object>values[place] is not None:
+                found = self._find(<object>name)
+            if values[place] != borrowed_none:
                 arguments.values[found] = values[place]
     self._find_output(&arguments)
     self._run(&arguments, workspace, stream)
@@ -409,3 +437,126 @@ def _bare_launch_ns(BoundPlan bound, int count, stream=None):
         status = baracuda_bare_launch(bound._bound, count, <void *>handle, &nanoseconds)
     check(status)
     return nanoseconds
+
+
+cdef enum:
+    CACHE_PLACES = 256
+    CACHE_VALUES = 40
+
+
+cdef inline uint64_t value_key(PyObject *value) noexcept:
+    """Of what the same problem has the same of: a number's value, all else's identity."""
+    cdef object known = <object>value
+    cdef double number
+    cdef uint64_t key
+    cdef int overflow = 0
+    if type(known) is int:
+        key = <uint64_t>PyLong_AsLongLongAndOverflow(known, &overflow)
+        return key if overflow == 0 else <uint64_t>value
+    if type(known) is float:
+        number = PyFloat_AsDouble(known)
+        memcpy(&key, &number, sizeof(key))
+        return key
+    return <uint64_t>value
+
+
+cdef struct CachedPlan:
+    # The arguments as a tuple, names included, which keeps alive what is told by its identity.
+    PyObject *arguments
+    PyObject *plan
+    int count
+    uint64_t keys[CACHE_VALUES]
+    # The type of each argument: a number may have the bits of another's address.
+    PyObject *kinds[CACHE_VALUES]
+
+
+@cython.final
+cdef class PlanCache:
+    """A look-up of plans in front of a slower one, by arguments that are the same objects or equal numbers.
+
+    Args:
+        general: what gives the plan of any arguments that can be hashed.
+    """
+
+    cdef object _general
+    cdef readonly object find
+    """As `general`."""
+    cdef readonly long long hits
+    """How often `general` wasn't asked."""
+    cdef CachedPlan *_places
+
+    def __cinit__(self, general):
+        self._general = general
+        self._places = <CachedPlan *>PyMem_Malloc(CACHE_PLACES * sizeof(CachedPlan))
+        if self._places == NULL:
+            raise MemoryError
+        memset(self._places, 0, CACHE_PLACES * sizeof(CachedPlan))
+        self.find = PyCFunction_New(&_find_definition, self)
+
+    def __dealloc__(self):
+        cdef int place
+        if self._places != NULL:
+            for place in range(CACHE_PLACES):
+                self._replace(&self._places[place], NULL, NULL)
+            PyMem_Free(self._places)
+
+    def clear(self):
+        """Forgets the plans."""
+        cdef int place
+        self.hits = 0
+        for place in range(CACHE_PLACES):
+            self._replace(&self._places[place], NULL, NULL)
+
+    cdef void _replace(self, CachedPlan *place, PyObject *arguments, PyObject *plan) noexcept:
+        cdef PyObject *old_arguments = place.arguments
+        cdef PyObject *old_plan = place.plan
+        place.arguments = arguments
+        place.plan = plan
+        # These may run any code, so they come last.
+        Py_XDECREF(old_arguments)
+        Py_XDECREF(old_plan)
+
+
+cdef object find_plan(object cache, PyObject **values, Py_ssize_t positional, PyObject *names):
+    cdef PlanCache self = <PlanCache>cache
+    cdef Py_ssize_t named = 0 if names == NULL else PyTuple_Size(names)
+    cdef Py_ssize_t count = positional + named
+    cdef Py_ssize_t index
+    cdef uint64_t keys[CACHE_VALUES]
+    cdef PyObject *kinds[CACHE_VALUES]
+    cdef PyObject *value
+    cdef uint64_t hash = 0
+    cdef CachedPlan *place
+    cdef list listed
+    if count + named > CACHE_VALUES:
+        listed = [<object>values[index] for index in range(count)]
+        return self._general(*listed[:positional], **dict(zip(<object>names, listed[positional:])))
+    for index in range(count + named):
+        value = values[index] if index < count else PyTuple_GetItem(names, index - count)
+        keys[index] = value_key(value)
+        kinds[index] = <PyObject *>Py_TYPE(value)
+        hash = (hash ^ keys[index]) * <uint64_t>0x9e3779b97f4a7c15
+    place = &self._places[(hash >> 32) % CACHE_PLACES]
+    if (place.arguments != NULL and place.count == count + named
+            and memcmp(place.keys, keys, (count + named) * sizeof(keys[0])) == 0
+            and memcmp(place.kinds, kinds, (count + named) * sizeof(kinds[0])) == 0):
+        self.hits += 1
+        return <object>place.plan
+    listed = [<object>values[index] for index in range(count)]
+    naming = () if names == NULL else <object>names
+    plan = self._general(*listed[:positional], **dict(zip(naming, listed[positional:])))
+    arguments = (*listed, *naming)
+    Py_INCREF(arguments)
+    Py_INCREF(plan)
+    place.count = count + named
+    memcpy(place.keys, keys, (count + named) * sizeof(keys[0]))
+    memcpy(place.kinds, kinds, (count + named) * sizeof(kinds[0]))
+    self._replace(place, <PyObject *>arguments, <PyObject *>plan)
+    return plan
+
+
+cdef PyMethodDef _find_definition
+_find_definition.ml_name = "find"
+_find_definition.ml_meth = <void *>find_plan
+_find_definition.ml_flags = METH_FASTCALL | METH_KEYWORDS
+_find_definition.ml_doc = b"find($self, /, *arguments, **fields)\n--\n\nThe plan; see the cache's `general`."

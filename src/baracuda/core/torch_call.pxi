@@ -4,25 +4,11 @@
 
 
 cdef enum:
-    LAYOUT_SIZE = 16 + 8 * 8
     RECENT_CALLS = 4
 
 
 cdef extern from "Python.h":
-    PyObject *PyTuple_GetItem(PyObject *values, Py_ssize_t place)
     char *PyBytes_AsString(PyObject *value)
-    PyObject *borrowed_none "Py_None"
-
-
-cdef inline char *note_layout(char *at, const DLTensor *tensor) noexcept:
-    """Appends all of a tensor that a problem depends on."""
-    cdef int32_t *head = <int32_t *>at
-    head[0] = tensor.ndim
-    head[1] = <int32_t>tensor.device.device_type
-    head[2] = tensor.device.device_id
-    memcpy(&head[3], &tensor.dtype, 4)
-    memcpy(at + 16, tensor.shape, tensor.ndim * sizeof(int64_t))
-    return at + 16 + tensor.ndim * sizeof(int64_t)
 
 
 cdef bint stays_the_same(object value):
@@ -129,9 +115,9 @@ cdef class TorchCall:
             value = PyTuple_GetItem(<PyObject *>args, place)
             if value == borrowed_none:
                 continue
-            if not has_exchange_api(type(<object>value)):
+            if not has_exchange_api(value):
                 return self._general(*args)
-            if _get_requires_grad(<PyObject *>_torch_requires_grad, value, <PyObject *>_torch_tensor):
+            if requires_grad(value):
                 differentiates = True
         if differentiates and self._grad_enabled():
             return self._general(*args) if self._differentiated is None else self._differentiated(None, *args)
@@ -164,7 +150,6 @@ cdef class TorchCall:
         cdef PlanCore plan
         cdef list made = []
         cdef uintptr_t stream = 0
-        cdef void *current = NULL
         cdef Workspace space
         cdef baracuda_status status
         for place in range(self._count):
@@ -173,9 +158,9 @@ cdef class TorchCall:
                 (<int32_t *>end)[0] = -1
                 end += 16
                 continue
-            if not has_exchange_api(type(<object>values[place])):
+            if not has_exchange_api(values[place]):
                 return NotImplemented
-            export_torch(<object>values[place], &tensors[place], "torch")
+            export_torch(values[place], &tensors[place], <PyObject *>"torch")
             if tensors[place].ndim > BARACUDA_MAX_RANK:
                 raise _errors.UnsupportedError(f"expected a rank of at most {BARACUDA_MAX_RANK}")
             end = note_layout(end, &tensors[place])
@@ -188,13 +173,13 @@ cdef class TorchCall:
                 copy = self._clone(<object>values[place], memory_format=_torch_contiguous)
                 made.append(copy)
                 values[place] = <PyObject *>copy
-                export_torch(copy, &tensors[place], "torch")
+                export_torch(values[place], &tensors[place], <PyObject *>"torch")
         place = self._count
         for function, arguments in prepared.outputs:
             output = function(*<tuple>arguments)
             made.append(output)
             values[place] = <PyObject *>output
-            export_torch(output, &tensors[place], "torch")
+            export_torch(values[place], &tensors[place], <PyObject *>"torch")
             place += 1
         for slot in range(plan._count):
             flags[slot] = 0
@@ -203,10 +188,9 @@ cdef class TorchCall:
                 pointers[slot] = NULL
                 continue
             pointers[slot] = &tensors[place]
-            check_torch(<object>values[place], &tensors[place], plan._written[slot], <str>plan._where[slot])
+            check_torch(values[place], &tensors[place], plan._written[slot], plan._where_at[slot])
         if plan._device.device_type == kDLCUDA:
-            _torch_api.current_work_stream(kDLCUDA, plan._device.device_id, &current)
-            stream = same_default(<uintptr_t>current)
+            stream = torch_stream(plan._device)
         take_workspace(plan, None, stream, &space)
         with nogil:
             status = baracuda_plan_run(plan._plan, pointers, flags, plan._count, space.data, space.size,

@@ -252,58 +252,52 @@ def linear_recurrence(
 # Segments.
 
 
-def _segment(
-    kind: str,
-    data: Tensor,
-    segment_ids: Tensor | None,
-    offsets: Tensor | None,
-    num_segments: int | None,
-    is_sorted: bool,
-    ties: str,
-    empty_value: float | None,
-    return_arg: bool,
-) -> Any:
+def _segment(kind: str, data: Tensor, segment_ids: Tensor | None, offsets: Tensor | None, *settings: Any) -> Any:
+    """Of `settings` see :func:`_segment_arguments`."""
     where = f"segment_{kind}"
-    if (segment_ids is None) == (offsets is None):
-        raise InvalidProblemError(f"{where}: expected one of segment_ids and offsets")
-    if offsets is not None:
-        num_segments = offsets.shape[0] - 1
-    if num_segments is None:
-        raise InvalidProblemError(f"{where}: num_segments: is missing; reading it from the ids would wait")
-    ids = "offsets" if offsets is not None else "sorted" if is_sorted else "unsorted"
-    # Of the two gradients of an extremum, the one that reads `arg` is several times faster.
-    with_arg = return_arg or (kind in ("max", "min") and ties == "first" and data.requires_grad)
     shape = data.shape[1:]
     matrix = data if data.dim() == 2 else data.reshape(data.shape[0], shape.numel())
-    if with_arg:
-        result = calls[f"{where}_with_arg"](matrix, segment_ids, offsets, num_segments, ids, empty_value)
+    *tensors, num_segments, ids, ties, empty_value = _segment_arguments(where, matrix, segment_ids, offsets, *settings)
+    return_arg = settings[-1]
+    # Of the two gradients of an extremum, the one that reads `arg` is several times faster.
+    if return_arg or (kind in ("max", "min") and ties == "first" and data.requires_grad):
+        result = calls[f"{where}_with_arg"](*tensors, num_segments, ids, empty_value)
     else:
-        result = (calls[where](matrix, segment_ids, offsets, num_segments, ids, ties, empty_value),)
+        result = (calls[where](*tensors, num_segments, ids, ties, empty_value),)
     if data.dim() != 2:
         result = tuple(one.reshape(num_segments, *shape) for one in result)
     return tuple(result) if return_arg else result[0]
 
 
 def _segment_arguments(
-    data: Tensor,
+    where: str,
+    matrix: Tensor,
     segment_ids: Tensor | None,
     offsets: Tensor | None,
     num_segments: int | None,
     is_sorted: bool,
     ties: str,
     empty_value: float | None,
-    return_arg: bool,
-) -> tuple[Any, ...] | None:
-    """Of the operator where there is nothing to reshape."""
-    if data.dim() != 2 or return_arg or (segment_ids is None) == (offsets is None):
-        return None
+    return_arg: bool,  # noqa: ARG001  the caller's
+) -> tuple[Any, ...]:
+    """Of the operator without indices."""
+    if (segment_ids is None) == (offsets is None):
+        raise InvalidProblemError(f"{where}: expected one of segment_ids and offsets")
     if offsets is not None:
-        return data, None, offsets, offsets.shape[0] - 1, "offsets", ties, empty_value
-    return data, segment_ids, None, num_segments, "sorted" if is_sorted else "unsorted", ties, empty_value
+        return matrix, None, offsets, offsets.shape[0] - 1, "offsets", ties, empty_value
+    if num_segments is None:
+        raise InvalidProblemError(f"{where}: num_segments: is missing; reading it from the ids would wait")
+    return matrix, segment_ids, None, num_segments, "sorted" if is_sorted else "unsorted", ties, empty_value
+
+
+def _segment_of_matrix(where: str, data: Tensor, *others: Any) -> tuple[Any, ...] | None:
+    return None if data.dim() != 2 or others[-1] else _segment_arguments(where, data, *others)
 
 
 _direct_segment = {
-    kind: direct(f"segment_{kind}", functools.partial(_segment, kind), _segment_arguments)
+    kind: direct(
+        f"segment_{kind}", functools.partial(_segment, kind), functools.partial(_segment_of_matrix, f"segment_{kind}")
+    )
     for kind in ("sum", "mean", "max", "min", "prod")
 }
 
@@ -442,32 +436,74 @@ def _sizes(value: int | Sequence[int], rank: int) -> tuple[int, ...]:
 def _fractional(
     rank: int,
     input: Tensor,  # noqa: A002
+    samples: Tensor,
     kernel_size: int | Sequence[int],
     output_size: int | Sequence[int] | None,
     output_ratio: float | Sequence[float] | None,
-    return_indices: bool,
-    samples: Tensor | None,
-) -> Any:
+) -> tuple[Tensor, Tensor]:
     where = f"fractional_max_pool{rank}d"
     if input.dim() not in (rank + 1, rank + 2):
         raise InvalidProblemError(f"{where}: input: expected {rank + 1} or {rank + 2} axes, got {input.dim()}")
+    batched = input if input.dim() == rank + 2 else input.unsqueeze(0)
+    samples = samples.to(_samples_dtype(input))
+    result: tuple[Tensor, Tensor] = calls[where](
+        *_fractional_arguments(rank, batched, samples, kernel_size, output_size, output_ratio)
+    )
+    if input.dim() == rank + 1:
+        result = (result[0].squeeze(0), result[1].squeeze(0))
+    return result
+
+
+def _samples_dtype(input: Tensor) -> torch.dtype:  # noqa: A002
+    return torch.float64 if input.dtype == torch.float64 else torch.float32
+
+
+def _fractional_arguments(
+    rank: int,
+    batched: Tensor,
+    samples: Tensor,
+    kernel_size: int | Sequence[int],
+    output_size: int | Sequence[int] | None,
+    output_ratio: float | Sequence[float] | None,
+) -> tuple[Any, ...]:
     if (output_size is None) == (output_ratio is None):
-        raise InvalidProblemError(f"{where}: expected one of output_size and output_ratio")
+        raise InvalidProblemError(f"fractional_max_pool{rank}d: expected one of output_size and output_ratio")
     if output_size is not None:
         pooled = _sizes(output_size, rank)
     else:
         ratios = [output_ratio] * rank if isinstance(output_ratio, (int, float)) else list(output_ratio or ())
-        pooled = tuple(int(extent * ratio) for extent, ratio in zip(input.shape[-rank:], ratios, strict=True))
-    batched = input if input.dim() == rank + 2 else input.unsqueeze(0)
-    expected = torch.float64 if input.dtype == torch.float64 else torch.float32
-    if samples is None:
-        samples = torch.rand(batched.shape[0], batched.shape[1], rank, dtype=expected, device=input.device)
-    samples = samples.to(expected)
-    result: tuple[Tensor, Tensor] = calls[where](
-        batched, samples, _sizes(kernel_size, rank), pooled, "torch", "plane", "int64"
+        pooled = tuple(int(extent * ratio) for extent, ratio in zip(batched.shape[-rank:], ratios, strict=True))
+    return batched, samples, _sizes(kernel_size, rank), pooled, "torch", "plane", "int64"
+
+
+def _fractional_of_batch(rank: int, input: Tensor, samples: Tensor, *settings: Any) -> tuple[Any, ...] | None:  # noqa: A002
+    fits = input.dim() == rank + 2 and samples.dtype == _samples_dtype(input)
+    return _fractional_arguments(rank, input, samples, *settings) if fits else None
+
+
+_direct_fractional = {
+    rank: direct(
+        f"fractional_max_pool{rank}d",
+        functools.partial(_fractional, rank),
+        functools.partial(_fractional_of_batch, rank),
     )
-    if input.dim() == rank + 1:
-        result = (result[0].squeeze(0), result[1].squeeze(0))
+    for rank in (2, 3)
+}
+
+
+def _pool(
+    rank: int,
+    input: Tensor,  # noqa: A002
+    samples: Tensor | None,
+    return_indices: bool,
+    *settings: Any,
+) -> Any:
+    if samples is None:
+        planes = input.shape[:-rank]
+        batch = planes if len(planes) == 2 else (1, *planes)
+        samples = torch.rand(*batch, rank, dtype=_samples_dtype(input), device=input.device)
+    call = functools.partial(_fractional, rank) if compiling() else _direct_fractional[rank]
+    result = call(input, samples, *settings)
     return result if return_indices else result[0]
 
 
@@ -485,7 +521,7 @@ def fractional_max_pool2d(
     >>> bt.fractional_max_pool2d(torch.randn(1, 3, 8, 8), 2, output_size=5).shape
     torch.Size([1, 3, 5, 5])
     """
-    return _fractional(2, input, kernel_size, output_size, output_ratio, return_indices, _random_samples)
+    return _pool(2, input, _random_samples, return_indices, kernel_size, output_size, output_ratio)
 
 
 def fractional_max_pool3d(
@@ -502,7 +538,7 @@ def fractional_max_pool3d(
     >>> bt.fractional_max_pool3d(torch.randn(3, 8, 8, 8), 2, output_ratio=0.5).shape
     torch.Size([3, 4, 4, 4])
     """
-    return _fractional(3, input, kernel_size, output_size, output_ratio, return_indices, _random_samples)
+    return _pool(3, input, _random_samples, return_indices, kernel_size, output_size, output_ratio)
 
 
 class FractionalMaxPool2d(torch.nn.FractionalMaxPool2d):
@@ -558,6 +594,48 @@ def _regions(input: Tensor, boxes: Tensor | Sequence[Tensor], where: str) -> Ten
     return boxes.float() if boxes.dtype in _LOW else boxes
 
 
+def _align(input: Tensor, boxes: Any, *settings: Any) -> Tensor:  # noqa: A002
+    result: Tensor = calls["roi_align"](*_align_arguments(input, _regions(input, boxes, "roi_align"), *settings))
+    return result
+
+
+def _align_arguments(
+    input: Tensor,  # noqa: A002
+    rois: Tensor,
+    output_size: int | Sequence[int],
+    spatial_scale: float,
+    sampling_ratio: int,
+    aligned: bool,
+) -> tuple[Any, ...]:
+    return input, rois, _sizes(output_size, 2), float(spatial_scale), max(0, sampling_ratio), aligned
+
+
+def _pool_regions(input: Tensor, boxes: Any, *settings: Any) -> Any:  # noqa: A002
+    return calls["roi_pool"](*_pool_regions_arguments(input, _regions(input, boxes, "roi_pool"), *settings))
+
+
+def _pool_regions_arguments(
+    input: Tensor,  # noqa: A002
+    rois: Tensor,
+    output_size: int | Sequence[int],
+    spatial_scale: float,
+) -> tuple[Any, ...]:
+    return input, rois, _sizes(output_size, 2), float(spatial_scale), "int32"
+
+
+def _of_rows(arguments: Any, where: str, input: Tensor, boxes: Tensor, *settings: Any) -> tuple[Any, ...] | None:  # noqa: A002
+    """Where the boxes are what the operator takes."""
+    rois = _regions(input, boxes, where)
+    found: tuple[Any, ...] = arguments(input, rois, *settings)
+    return found if rois is boxes else None
+
+
+_direct_align = direct("roi_align", _align, functools.partial(_of_rows, _align_arguments, "roi_align"))
+_direct_pool_regions = direct(
+    "roi_pool", _pool_regions, functools.partial(_of_rows, _pool_regions_arguments, "roi_pool")
+)
+
+
 def roi_align(
     input: Tensor,  # noqa: A002
     boxes: Tensor | Sequence[Tensor],
@@ -580,10 +658,8 @@ def roi_align(
     >>> bt.roi_align(torch.ones(1, 1, 8, 8), [torch.tensor([[0.0, 0.0, 4.0, 4.0]])], 2).tolist()
     [[[[1.0, 1.0], [1.0, 1.0]]]]
     """
-    rois = _regions(input, boxes, "roi_align")
-    result: Tensor = calls["roi_align"](
-        input, rois, _sizes(output_size, 2), float(spatial_scale), max(0, sampling_ratio), aligned
-    )
+    call = _align if compiling() else _direct_align
+    result: Tensor = call(input, boxes, output_size, spatial_scale, sampling_ratio, aligned)
     return result
 
 
@@ -600,8 +676,8 @@ def roi_pool(
     >>> bt.roi_pool(x, torch.tensor([[0.0, 0, 0, 3, 3]]), 2).tolist()
     [[[[9.0, 11.0], [25.0, 27.0]]]]
     """
-    rois = _regions(input, boxes, "roi_pool")
-    result: Tensor = calls["roi_pool"](input, rois, _sizes(output_size, 2), float(spatial_scale), "int32")[0]
+    call = _pool_regions if compiling() else _direct_pool_regions
+    result: Tensor = call(input, boxes, output_size, spatial_scale)[0]
     return result
 
 

@@ -60,8 +60,8 @@ def _prepare(form: Form, args: tuple[Any, ...]) -> tuple[Any, tuple[int, ...], A
     count = len(form.arrays)
     specs = dict(zip(form.arrays, map(_spec, args[:count]), strict=True))
     fields, described = form.describe(**specs, **dict(zip(form.settings, args[count:], strict=True)))
-    device = next(tensor.device for tensor in args[:count] if tensor is not None)
-    plan = cached_plan(form.plan, str(device), None, **fields)
+    device = str(next(tensor.device for tensor in args[:count] if tensor is not None))
+    plan = cached_plan(form.plan, device, None, **fields)
     place_of = {name: place for place, name in enumerate(form.arrays)}
     outputs: tuple[Any, ...] = ()
     if not form.overwritten:
