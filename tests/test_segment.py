@@ -418,6 +418,28 @@ def test_segment_sizes(
 
 @pytest.mark.sanitizer
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("size", [(1500, 24, 2), (500, 40, 10), (250, 136, 6), (300, 16, 50)], ids=str)
+def test_maxima_of_wide_rows(backend: Backend, size: tuple[int, int, int], form: str, dtype: str) -> None:
+    """Long and short segments, columns that fill no power of two, rows that are dropped, and ties."""
+    rows, columns, segments = size
+    rng = np.random.default_rng(14)
+    ids = make_ids(rng, form, rows, segments, hostile=form != "offsets")
+    members = reference.rows_of_segments(form, ids, rows, segments)
+    data = make_data(rng, (rows, columns), dtype)
+    data[rng.random(data.shape) < 0.2] = -0.0
+    data[rng.random(data.shape) < 0.2] = 0.0
+    data[rng.random(data.shape) < 2e-3] = np.nan
+    d_output = rng.standard_normal((segments, columns)).astype(data.dtype)
+    for kind in EXTREMES:
+        output, _ = forward(backend, kind, data, ids, segments, form)
+        check_forward(kind, data, members, output)
+        d_input = backward(backend, kind, d_output, data, ids, form)
+        check_backward(kind, d_output, data, members, d_input, "first")
+
+
+@pytest.mark.sanitizer
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("size", [(17000, 1, 900), (16400, 1, 4000), (17000, 2, 30), (16384, 8, 5)], ids=str)
 def test_many_rows_in_any_order(backend: Backend, size: tuple[int, int, int], dtype: str) -> None:
     """Maxima that kernels may find without sorting."""

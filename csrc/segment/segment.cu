@@ -44,8 +44,9 @@ bool has_cells(const SegmentProblem &problem) {
 }
 
 // What bringing rows together and reducing them takes.
-void take_reduction(Workspace &workspace, const SegmentProblem &problem, size_t state, SegmentSpace &space) {
-  space.chunks = segment_chunks(problem);
+void take_reduction(Workspace &workspace, const SegmentProblem &problem, size_t state, const SegmentChunks &chunks,
+                    SegmentSpace &space) {
+  space.chunks = chunks;
   if (problem.ids == SegmentIds::unsorted) {
     for (int i = 0; i < 2; ++i) {
       space.keys[i] = workspace.take<uint32_t>(problem.rows);
@@ -61,12 +62,23 @@ void take_reduction(Workspace &workspace, const SegmentProblem &problem, size_t 
     space.partial = workspace.take<std::byte>(2 * space.chunks.count * problem.columns * int64_t(state));
 }
 
+SegmentChunks owned_chunks(const SegmentProblem &problem) {
+  // Longer segments are shared out.
+  constexpr int32_t kRows = 512;
+  return {kRows, ceil_div(problem.rows + problem.segments, int64_t(kRows))};
+}
+
 SegmentSpace forward_space(Workspace &workspace, const SegmentProblem &problem, bool with_arg) {
   SegmentSpace space;
   if (problem.segments * problem.columns == 0) return space;
   const size_t state = forward_state(problem, with_arg);
   if (has_cells(problem)) segment_take_cells(workspace, problem, state, space);
-  if (space.cells == SegmentCells::none) take_reduction(workspace, problem, state, space);
+  if (space.cells == SegmentCells::none) {
+    // Where most segments are shared out, others find their maxima with less.
+    constexpr int64_t kMostRows = 128;
+    space.owned = !with_arg && segment_has_owners(problem) && problem.rows <= kMostRows * problem.segments;
+    take_reduction(workspace, problem, state, space.owned ? owned_chunks(problem) : segment_chunks(problem), space);
+  }
   return space;
 }
 
@@ -92,7 +104,10 @@ SegmentSpace backward_space(Workspace &workspace, const SegmentProblem &problem,
     const bool chosen = problem.extreme() && !problem.even;
     const size_t state = backward_state(problem);
     if (chosen && has_cells(problem)) segment_take_cells(workspace, problem, state, space);
-    if (space.cells == SegmentCells::none) take_reduction(workspace, problem, state, space);
+    if (space.cells == SegmentCells::none) {
+      space.owned = chosen && problem.ids != SegmentIds::offsets && segment_has_owners(problem);
+      take_reduction(workspace, problem, state, space.owned ? owned_chunks(problem) : segment_chunks(problem), space);
+    }
     space.states =
         workspace.take<std::byte>(problem.segments * problem.columns * int64_t(chosen ? sizeof(uint32_t) : state));
   }
@@ -133,7 +148,7 @@ void segment_reduce_cuda(const SegmentForward &call, std::byte *workspace, Strea
   } else if (problem.extreme()) {
     if (call.arg.data) {
       segment_places(call, space, stream);
-    } else {
+    } else if (!space.owned || !segment_reduce_owned(call, space, stream)) {
       segment_extremes(call, space, stream);
     }
   } else if (problem.kind == SegmentKind::prod) {
@@ -149,6 +164,7 @@ void segment_reduce_backward_cuda(const SegmentBackward &call, std::byte *worksp
   Workspace pieces(workspace);
   const SegmentProblem &problem = call.problem;
   const SegmentSpace space = backward_space(pieces, problem, call.arg.data != nullptr);
+  if (space.owned && segment_spread_owned(call, space, stream)) return;
   if (problem.segments > 0) {
     if (problem.kind == SegmentKind::prod) {
       segment_factors(call, space, stream);
