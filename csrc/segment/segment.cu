@@ -68,15 +68,24 @@ SegmentChunks owned_chunks(const SegmentProblem &problem) {
   return {kRows, ceil_div(problem.rows + problem.segments, int64_t(kRows))};
 }
 
+// Whether those who have a segment each are faster than chunks of equally many rows. Chunks cut segments that are about
+// as long as they are, and keep a state of each element; owners are left waiting where segments are long or nearly
+// empty. Measured on Hopper.
+bool owners_pay(const SegmentProblem &problem, bool gradient) {
+  if (!segment_has_owners(problem)) return false;
+  const bool narrow = problem.dtype.bits == 16;
+  const auto rows_of_each = [&](int64_t count) { return problem.rows >= count * problem.segments; };
+  if (gradient) return (narrow || rows_of_each(4)) && !rows_of_each(512);
+  return narrow && rows_of_each(24) && !rows_of_each(128);
+}
+
 SegmentSpace forward_space(Workspace &workspace, const SegmentProblem &problem, bool with_arg) {
   SegmentSpace space;
   if (problem.segments * problem.columns == 0) return space;
   const size_t state = forward_state(problem, with_arg);
   if (has_cells(problem)) segment_take_cells(workspace, problem, state, space);
   if (space.cells == SegmentCells::none) {
-    // Where most segments are shared out, others find their maxima with less.
-    constexpr int64_t kMostRows = 128;
-    space.owned = !with_arg && segment_has_owners(problem) && problem.rows <= kMostRows * problem.segments;
+    space.owned = !with_arg && owners_pay(problem, false);
     take_reduction(workspace, problem, state, space.owned ? owned_chunks(problem) : segment_chunks(problem), space);
   }
   return space;
@@ -105,7 +114,7 @@ SegmentSpace backward_space(Workspace &workspace, const SegmentProblem &problem,
     const size_t state = backward_state(problem);
     if (chosen && has_cells(problem)) segment_take_cells(workspace, problem, state, space);
     if (space.cells == SegmentCells::none) {
-      space.owned = chosen && problem.ids != SegmentIds::offsets && segment_has_owners(problem);
+      space.owned = chosen && problem.ids != SegmentIds::offsets && owners_pay(problem, true);
       take_reduction(workspace, problem, state, space.owned ? owned_chunks(problem) : segment_chunks(problem), space);
     }
     space.states =
@@ -117,6 +126,7 @@ SegmentSpace backward_space(Workspace &workspace, const SegmentProblem &problem,
 SegmentWay way_of(const SegmentProblem &problem, const SegmentSpace &space, size_t workspace) {
   const char *path = problem.ids == SegmentIds::unsorted ? "sort" : "chunks";
   if (space.cells == SegmentCells::few) path = "few";
+  if (space.cells == SegmentCells::tiles) path = "tiles";
   if (space.cells == SegmentCells::buckets) path = "buckets";
   if (space.cells == SegmentCells::runs) path = "runs";
   return {path, workspace};

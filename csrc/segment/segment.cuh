@@ -102,7 +102,7 @@ struct SegmentBuckets {
   uint32_t *lengths = nullptr;  // of pieces' segments
 };
 
-enum class SegmentCells { none, few, buckets, runs };
+enum class SegmentCells { none, few, tiles, buckets, runs };
 
 // What a workspace holds; NULL where the problem has no use for it.
 struct SegmentSpace {
