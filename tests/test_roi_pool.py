@@ -150,6 +150,8 @@ PROBLEMS = {
     "one bin": ((2, 70, 17, 33), 8, (1, 1), 1.0),
     "many bins of many channels": ((2, 150, 13, 17), 9, (11, 10), 0.5),
     "more columns than a band's": ((1, 33, 4, 300), 4, (3, 20), 1.0),
+    "more columns than a block's": ((1, 2, 2, 21000), 3, (2, 5), 1.0),
+    "more boxes than a block lists": ((1, 2, 9, 8), 600, (3, 2), 1.0),
 }
 
 

@@ -418,15 +418,54 @@ def test_segment_sizes(
 
 @pytest.mark.sanitizer
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-@pytest.mark.parametrize("size", [(17000, 1, 900), (16400, 1, 4000), (17000, 2, 30), (16384, 8, 5)], ids=str)
-def test_many_rows_in_any_order(backend: Backend, size: tuple[int, int, int], dtype: str) -> None:
-    """Maxima that kernels may find without sorting."""
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("size", [(1500, 24, 2), (500, 40, 10), (250, 136, 6), (300, 16, 50)], ids=str)
+def test_maxima_of_wide_rows(backend: Backend, size: tuple[int, int, int], form: str, dtype: str) -> None:
+    """Long and short segments, columns that fill no power of two, rows that are dropped, and ties."""
+    rows, columns, segments = size
+    rng = np.random.default_rng(14)
+    ids = make_ids(rng, form, rows, segments, hostile=form != "offsets")
+    members = reference.rows_of_segments(form, ids, rows, segments)
+    data = make_data(rng, (rows, columns), dtype)
+    data[rng.random(data.shape) < 0.2] = -0.0
+    data[rng.random(data.shape) < 0.2] = 0.0
+    data[rng.random(data.shape) < 2e-3] = np.nan
+    d_output = rng.standard_normal((segments, columns)).astype(data.dtype)
+    for kind in EXTREMES:
+        output, _ = forward(backend, kind, data, ids, segments, form)
+        check_forward(kind, data, members, output)
+        d_input = backward(backend, kind, d_output, data, ids, form)
+        check_backward(kind, d_output, data, members, d_input, "first")
+
+
+@pytest.mark.sanitizer
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize(
+    ("path", "size"),
+    [
+        ("buckets", (17000, 1, 900)),
+        ("buckets", (16400, 1, 4000)),
+        ("few", (17000, 2, 30)),
+        ("few", (16384, 8, 5)),
+        ("tiles", (70000, 24, 90)),
+        ("tiles", (70001, 16, 80)),
+    ],
+    ids=str,
+)
+def test_many_rows_in_any_order(backend: Backend, path: str, size: tuple[int, int, int], dtype: str) -> None:
+    """Maxima that kernels find without sorting."""
     rows, columns, segments = size
     if not backend.is_cuda:
         rows //= 16
     rng = np.random.default_rng(12)
     ids = make_ids(rng, "unsorted", rows, segments, "int32" if dtype == "float16" else "int64", hostile=True)
+    if path == "tiles":
+        ids[: rows // 4] = segments - 1
     members = reference.rows_of_segments("unsorted", ids, rows, segments)
+    plan = bc.SegmentReducePlan(
+        kind="max", num_inputs=rows, embedding_dim=columns, num_segments=segments, dtype=dtype, device=backend.device
+    )
+    assert plan.path == (path if backend.is_cuda else "direct")
     data = make_data(rng, (rows, columns), dtype)
     data[rng.random(data.shape) < 1e-4] = np.nan
     d_output = rng.standard_normal((segments, columns)).astype(data.dtype)

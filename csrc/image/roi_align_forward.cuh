@@ -426,6 +426,9 @@ __global__ void __launch_bounds__(kLinesThreads<T, kStaged>)
   const int32_t bins = problem.pooled_h * pw_count;
   const int64_t rois = problem.rois;
   T *const staged = reinterpret_cast<T *>(shared + call.records.bytes);
+  // Between the cells of a row; of a turned map, the number of channels.
+  using Stride = std::conditional_t<kStaged, int32_t, int64_t>;
+  const Stride stride = Stride(input.column);
   wait_for_earlier_work();
   for (int64_t task = blockIdx.x; task < call.tasks; task += gridDim.x) {
     copy_record<kThreads>(shared, call.records.data + task % rois * call.records.bytes);
@@ -448,18 +451,37 @@ __global__ void __launch_bounds__(kLinesThreads<T, kStaged>)
           const int32_t pw = b - ph * pw_count;
           const int32_t last = rows_begin[ph + 1] - 1;
           Real sum[kVector] = {};
-          for (int32_t i = rows_begin[ph] * kChunkRows; i < last * kChunkRows + (counts[last] & kChunkCount); ++i) {
-            const T *const line = from + int64_t(rows[i].cell) * input.row;
-            Real part[kVector] = {};
-#pragma unroll 4
-            for (int32_t j = columns_begin[pw]; j < columns_begin[pw + 1]; ++j) {
-              const Pack pack = *reinterpret_cast<const Pack *>(line + int64_t(columns[j].cell) * input.column);
+          const int32_t end = last * kChunkRows + (counts[last] & kChunkCount);
+          int32_t i = rows_begin[ph] * kChunkRows;
+          const auto take = [&]<int kAtOnce>(std::integral_constant<int, kAtOnce>) {
+            const T *line[kAtOnce];
+            Real part[kAtOnce][kVector] = {};
 #pragma unroll
-              for (int v = 0; v < kVector; ++v) part[v] += columns[j].weight * Real(pack.value[v]);
+            for (int k = 0; k < kAtOnce; ++k) line[k] = from + int64_t(rows[i + k].cell) * input.row;
+#pragma unroll(kAtOnce == 1 ? 4 : 1)
+            for (int32_t j = columns_begin[pw]; j < columns_begin[pw + 1]; ++j) {
+              const RoiEntry<Real> column = columns[j];
+              const int64_t offset = int64_t(column.cell) * stride;
+              Pack pack[kAtOnce];
+#pragma unroll
+              for (int k = 0; k < kAtOnce; ++k) pack[k] = *reinterpret_cast<const Pack *>(line[k] + offset);
+#pragma unroll
+              for (int k = 0; k < kAtOnce; ++k)
+#pragma unroll
+                for (int v = 0; v < kVector; ++v) part[k][v] += column.weight * Real(pack[k].value[v]);
             }
 #pragma unroll
-            for (int v = 0; v < kVector; ++v) sum[v] += rows[i].weight * part[v];
+            for (int k = 0; k < kAtOnce; ++k)
+#pragma unroll
+              for (int v = 0; v < kVector; ++v) sum[v] += rows[i + k].weight * part[k][v];
+            i += kAtOnce;
+          };
+          // Loads of several rows are in flight at once, and share what a column costs.
+          if constexpr (kStaged && sizeof(T) < sizeof(float)) {
+            while (i + 4 <= end) take(std::integral_constant<int, 4>{});
+            if (i + 2 <= end) take(std::integral_constant<int, 2>{});
           }
+          while (i < end) take(std::integral_constant<int, 1>{});
 #pragma unroll
           for (int v = 0; v < kVector; ++v) {
             if constexpr (kStaged) {

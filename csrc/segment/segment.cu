@@ -44,8 +44,9 @@ bool has_cells(const SegmentProblem &problem) {
 }
 
 // What bringing rows together and reducing them takes.
-void take_reduction(Workspace &workspace, const SegmentProblem &problem, size_t state, SegmentSpace &space) {
-  space.chunks = segment_chunks(problem);
+void take_reduction(Workspace &workspace, const SegmentProblem &problem, size_t state, const SegmentChunks &chunks,
+                    SegmentSpace &space) {
+  space.chunks = chunks;
   if (problem.ids == SegmentIds::unsorted) {
     for (int i = 0; i < 2; ++i) {
       space.keys[i] = workspace.take<uint32_t>(problem.rows);
@@ -61,12 +62,32 @@ void take_reduction(Workspace &workspace, const SegmentProblem &problem, size_t 
     space.partial = workspace.take<std::byte>(2 * space.chunks.count * problem.columns * int64_t(state));
 }
 
+SegmentChunks owned_chunks(const SegmentProblem &problem) {
+  // Longer segments are shared out.
+  constexpr int32_t kRows = 512;
+  return {kRows, ceil_div(problem.rows + problem.segments, int64_t(kRows))};
+}
+
+// Whether those who have a segment each are faster than chunks of equally many rows. Chunks cut segments that are about
+// as long as they are, and keep a state of each element; owners are left waiting where segments are long or nearly
+// empty. Measured on Hopper.
+bool owners_pay(const SegmentProblem &problem, bool gradient) {
+  if (!segment_has_owners(problem)) return false;
+  const bool narrow = problem.dtype.bits == 16;
+  const auto rows_of_each = [&](int64_t count) { return problem.rows >= count * problem.segments; };
+  if (gradient) return (narrow || rows_of_each(4)) && !rows_of_each(512);
+  return narrow && rows_of_each(24) && !rows_of_each(128);
+}
+
 SegmentSpace forward_space(Workspace &workspace, const SegmentProblem &problem, bool with_arg) {
   SegmentSpace space;
   if (problem.segments * problem.columns == 0) return space;
   const size_t state = forward_state(problem, with_arg);
   if (has_cells(problem)) segment_take_cells(workspace, problem, state, space);
-  if (space.cells == SegmentCells::none) take_reduction(workspace, problem, state, space);
+  if (space.cells == SegmentCells::none) {
+    space.owned = !with_arg && owners_pay(problem, false);
+    take_reduction(workspace, problem, state, space.owned ? owned_chunks(problem) : segment_chunks(problem), space);
+  }
   return space;
 }
 
@@ -92,7 +113,10 @@ SegmentSpace backward_space(Workspace &workspace, const SegmentProblem &problem,
     const bool chosen = problem.extreme() && !problem.even;
     const size_t state = backward_state(problem);
     if (chosen && has_cells(problem)) segment_take_cells(workspace, problem, state, space);
-    if (space.cells == SegmentCells::none) take_reduction(workspace, problem, state, space);
+    if (space.cells == SegmentCells::none) {
+      space.owned = chosen && problem.ids != SegmentIds::offsets && owners_pay(problem, true);
+      take_reduction(workspace, problem, state, space.owned ? owned_chunks(problem) : segment_chunks(problem), space);
+    }
     space.states =
         workspace.take<std::byte>(problem.segments * problem.columns * int64_t(chosen ? sizeof(uint32_t) : state));
   }
@@ -102,6 +126,7 @@ SegmentSpace backward_space(Workspace &workspace, const SegmentProblem &problem,
 SegmentWay way_of(const SegmentProblem &problem, const SegmentSpace &space, size_t workspace) {
   const char *path = problem.ids == SegmentIds::unsorted ? "sort" : "chunks";
   if (space.cells == SegmentCells::few) path = "few";
+  if (space.cells == SegmentCells::tiles) path = "tiles";
   if (space.cells == SegmentCells::buckets) path = "buckets";
   if (space.cells == SegmentCells::runs) path = "runs";
   return {path, workspace};
@@ -133,7 +158,7 @@ void segment_reduce_cuda(const SegmentForward &call, std::byte *workspace, Strea
   } else if (problem.extreme()) {
     if (call.arg.data) {
       segment_places(call, space, stream);
-    } else {
+    } else if (!space.owned || !segment_reduce_owned(call, space, stream)) {
       segment_extremes(call, space, stream);
     }
   } else if (problem.kind == SegmentKind::prod) {
@@ -149,6 +174,7 @@ void segment_reduce_backward_cuda(const SegmentBackward &call, std::byte *worksp
   Workspace pieces(workspace);
   const SegmentProblem &problem = call.problem;
   const SegmentSpace space = backward_space(pieces, problem, call.arg.data != nullptr);
+  if (space.owned && segment_spread_owned(call, space, stream)) return;
   if (problem.segments > 0) {
     if (problem.kind == SegmentKind::prod) {
       segment_factors(call, space, stream);

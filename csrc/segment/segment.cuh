@@ -102,7 +102,7 @@ struct SegmentBuckets {
   uint32_t *lengths = nullptr;  // of pieces' segments
 };
 
-enum class SegmentCells { none, few, buckets, runs };
+enum class SegmentCells { none, few, tiles, buckets, runs };
 
 // What a workspace holds; NULL where the problem has no use for it.
 struct SegmentSpace {
@@ -116,6 +116,7 @@ struct SegmentSpace {
   SegmentCells cells = SegmentCells::none;
   SegmentFew few;
   SegmentBuckets buckets;
+  bool owned = false;  // by those who have a segment each
   std::byte *partial = nullptr;
   std::byte *states = nullptr;  // of each segment and column, for a backward
   SegmentNumbers ids;           // of each row, from offsets
@@ -194,6 +195,10 @@ void segment_factors(const SegmentBackward &call, const SegmentSpace &space, Str
 // Of single columns of d_input in one piece, and ids; an arg of the workspace need not be checked.
 void segment_scatter_column(const SegmentBackward &call, const SegmentView &arg, int arg_bytes, bool checked,
                             Stream stream);
+// By those who have a whole segment each. False where pointers or strides don't allow it.
+bool segment_has_owners(const SegmentProblem &problem);
+bool segment_reduce_owned(const SegmentForward &call, const SegmentSpace &space, Stream stream);
+bool segment_spread_owned(const SegmentBackward &call, const SegmentSpace &space, Stream stream);
 // From those, or from arg, which may stand in the workspace, to the gradient.
 void segment_spread(const SegmentBackward &call, const SegmentSpace &space, Stream stream);
 

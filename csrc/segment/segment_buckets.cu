@@ -8,6 +8,7 @@ constexpr int kTileThreads = 512;
 constexpr int kTileWarps = kTileThreads / 32;
 constexpr int kTileItems = kBucketTile / kTileThreads;
 constexpr uint32_t kNowhere = ~uint32_t(0);
+constexpr int64_t kMultiprocessors = 132;
 static_assert(kTileThreads == kMostBuckets);
 
 __global__ __launch_bounds__(kMostBuckets) void forget_totals(SegmentBuckets buckets) {
@@ -141,6 +142,19 @@ int64_t shared_bytes() {
   return bytes - kReserved;
 }
 
+// In how many parts rows go by tiles, or 0: what all segments hold should be a small part of what is read.
+int64_t tiled_parts(const SegmentProblem &problem, size_t state, int64_t most) {
+  constexpr int64_t kBlocks = 2;
+  constexpr int64_t kFewestRows = 1024;
+  const int vector = segment_vector(problem);
+  if (!problem.extreme() || problem.ids == SegmentIds::offsets || vector * problem.dtype.bits != 128 ||
+      problem.columns > 32 * vector || problem.segments > kTiledMostSegments ||
+      int64_t(segment_tiled_bytes(problem, state)) * kBlocks > most)
+    return 0;
+  const int64_t parts = problem.rows / std::max(kFewestRows, 8 * problem.segments);
+  return parts < kMultiprocessors / 2 ? 0 : std::min(parts, kMultiprocessors * kBlocks);
+}
+
 }  // namespace
 
 size_t segment_few_bytes(const SegmentProblem &problem, size_t state, int vector) {
@@ -156,7 +170,6 @@ size_t segment_bucket_sum_bytes(const SegmentProblem &problem, int cell_bits, in
 }
 
 void segment_take_cells(Workspace &workspace, const SegmentProblem &problem, size_t state, SegmentSpace &space) {
-  constexpr int64_t kMultiprocessors = 132;
   constexpr int64_t kFewestRows = 1 << 14;
   if (problem.rows < kFewestRows || problem.rows > kSegmentMostRows) return;
   constexpr int64_t kFewSegments = 1024;
@@ -179,6 +192,13 @@ void segment_take_cells(Workspace &workspace, const SegmentProblem &problem, siz
     space.counts = workspace.take<uint32_t>(few.parts * problem.segments);
     return;
   }
+  if (const int64_t parts = tiled_parts(problem, state, most); parts > 0) {
+    space.cells = SegmentCells::tiles;
+    space.few.across = segment_across(problem.columns, segment_vector(problem));
+    space.few.parts = int(parts);
+    space.partial = workspace.take<std::byte>(parts * problem.segments * problem.columns * int64_t(state));
+    return;
+  }
   if (problem.columns != 1 || problem.segments > kSegmentMostRows) return;
   if (problem.ids != SegmentIds::unsorted) {
     if (problem.ids == SegmentIds::offsets && problem.rows / 64 > problem.segments) return;
@@ -194,15 +214,15 @@ void segment_take_cells(Workspace &workspace, const SegmentProblem &problem, siz
     return;
   }
   if (problem.rows < problem.segments) return;
-  // Records of a sum are read twice, and those of the buckets at work should stay in the cache meanwhile.
-  const int64_t wanted = problem.extreme() ? 128 : 512;
+  // As few as keep a bucket's cells in shared memory: what all blocks write lies in fewer places.
+  constexpr int64_t kWanted = 128;
   constexpr int kFewestBits = 7;
   constexpr int kMostBits = 14;
   constexpr int kManyBits = 13;
   const auto bits_of = [&](int64_t buckets) {
     return int(std::bit_width(uint64_t(ceil_div(problem.segments, buckets) - 1)));
   };
-  int cell_bits = std::max(kFewestBits, bits_of(wanted));
+  int cell_bits = std::max(kFewestBits, bits_of(kWanted));
   if (cell_bits > kManyBits) cell_bits = std::max(kManyBits, bits_of(kMostBuckets));
   if (cell_bits > kMostBits) return;
   constexpr int kMostCopyBits = 3;

@@ -5,6 +5,7 @@
 
 #include "segment/segment_columns.cuh"
 #include "segment/segment_runs.cuh"
+#include "segment/segment_tiles.cuh"
 
 namespace baracuda {
 
@@ -200,6 +201,35 @@ __global__ __launch_bounds__(kFewThreads) void segment_few_join(const __grid_con
 
 // ---------------------------------------------------------------------------------------------------
 
+// As segment_reduce, where the space has tiles.
+template <class Op>
+void segment_reduce_tiles(const SegmentProblem &problem, const SegmentView &input, const SegmentIndices &ids,
+                          const Op &op, const SegmentSpace &space, Stream stream) {
+  constexpr int kVector = 16 / sizeof(typename Op::Element);
+  SegmentTiledCall<Op> call = {};
+  call.op = op;
+  call.input = input;
+  call.ids = ids;
+  call.rows = problem.rows;
+  call.columns = problem.columns;
+  call.part = ceil_div(problem.rows, int64_t(space.few.parts));
+  call.segments = int(problem.segments);
+  call.across = space.few.across;
+  call.tile = int(ceil_div(call.part, ceil_div(call.part, int64_t(kTiledRows))));
+  call.whole = segment_aligned(input, kVector, sizeof(typename Op::Element));
+  call.partial = reinterpret_cast<typename Op::State *>(space.partial);
+  const size_t shared = segment_tiled_bytes(problem, sizeof(typename Op::State));
+  segment_allow_shared(reinterpret_cast<const void *>(segment_tiled<Op, kVector>), shared);
+  launch(segment_tiled<Op, kVector>, {space.few.parts, kTiledThreads, shared}, stream, call);
+  SegmentFewCall<Op> join = {};
+  join.op = op;
+  join.segments = call.segments;
+  join.columns = problem.columns;
+  join.parts = space.few.parts;
+  join.partial = call.partial;
+  launch(segment_few_join<Op>, {ceil_div(problem.segments * problem.columns, kFewAtOnce), kFewThreads}, stream, join);
+}
+
 // As segment_reduce, where the space has cells.
 template <class Op>
 void segment_reduce_cells(const SegmentProblem &problem, const SegmentView &input, const SegmentIndices &ids,
@@ -231,6 +261,9 @@ void segment_reduce_cells(const SegmentProblem &problem, const SegmentView &inpu
     }
     launch(segment_few_join<Op>, {ceil_div(problem.segments * problem.columns, kFewAtOnce), kFewThreads}, stream, call);
     return;
+  }
+  if constexpr (requires { op.order; }) {
+    if (space.cells == SegmentCells::tiles) return segment_reduce_tiles(problem, input, ids, op, space, stream);
   }
   if (space.cells == SegmentCells::runs) {
     segment_reduce_runs(problem, input, ids, op, space, stream);

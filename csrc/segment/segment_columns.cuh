@@ -71,7 +71,7 @@ __device__ __forceinline__ BucketPiece find_bucket_piece(const SegmentBuckets &b
   return found;
 }
 
-// Hands all records of a piece to `take`, with the number of their tile.
+// Hands all records of a piece to `take`, as many as are read at once, with the number of their tile.
 template <class Element, class Place, int kLanes, class Take>
 __device__ __forceinline__ void visit_bucket(const SegmentBuckets &buckets, const BucketPiece &piece,
                                              const Take &take) {
@@ -96,22 +96,20 @@ __device__ __forceinline__ void visit_bucket(const SegmentBuckets &buckets, cons
       next_begin = begins[next];
       next_end = ends[next];
     }
-    const auto *from = elements + tile * buckets.stride;
-    const auto *at = places + tile * buckets.stride;
+    const uint32_t from = uint32_t(tile) * uint32_t(buckets.stride);
     for (int q = begin + lane; q < end; q += kLanes * kAtOnce) {
       Records<Element> element[kAtOnce];
       Records<Place> place[kAtOnce];
 #pragma unroll
       for (int a = 0; a < kAtOnce; ++a) {
         if (q + a * kLanes >= end) break;
-        element[a] = from[q + a * kLanes];
-        place[a] = at[q + a * kLanes];
+        element[a] = elements[from + uint32_t(q + a * kLanes)];
+        place[a] = places[from + uint32_t(q + a * kLanes)];
       }
 #pragma unroll
       for (int a = 0; a < kAtOnce; ++a) {
         if (q + a * kLanes >= end) break;
-#pragma unroll
-        for (int r = 0; r < kRecords; ++r) take(element[a].value[r], place[a].value[r], tile);
+        take(element[a], place[a], tile);
       }
     }
     if (!more) return;
@@ -147,17 +145,26 @@ __global__ __launch_bounds__(kBucketThreads,
   for (int c = threadIdx.x; c <= count; c += kBucketThreads) cells[c] = 0;
   const BucketPiece piece = find_bucket_piece(buckets);
   if (piece.bucket < 0) return;
-  visit_bucket<Element, Place, 8>(buckets, piece, [&](Element element, Place place, int64_t tile) {
-    const uint32_t key = call.op.order.key(element);
-    if constexpr (Op::kRows) {
-      const uint32_t row = uint32_t(tile) * kBucketTile + (place & (kBucketTile - 1));
-      const Cell cell = Cell(key) << 32 | uint32_t(~row);
-      Cell *at = cells + (place >> kBucketTileBits);
-      if (cell > *at) atomicMax(at, cell);
-    } else {
-      if (key > cells[place]) atomicMax(cells + place, key);
-    }
-  });
+  visit_bucket<Element, Place, 8>(
+      buckets, piece, [&](const Records<Element> &element, const Records<Place> &place, int64_t tile) {
+        Cell cell[kRecords];
+        Cell *at[kRecords];
+        Cell known[kRecords];
+#pragma unroll
+        for (int r = 0; r < kRecords; ++r) {
+          cell[r] = call.op.order.key(element.value[r]);
+          at[r] = cells + place.value[r];
+          if constexpr (Op::kRows) {
+            const uint32_t row = uint32_t(tile) * kBucketTile + (place.value[r] & (kBucketTile - 1));
+            cell[r] = cell[r] << 32 | uint32_t(~row);
+            at[r] = cells + (place.value[r] >> kBucketTileBits);
+          }
+          known[r] = *at[r];
+        }
+#pragma unroll
+        for (int r = 0; r < kRecords; ++r)
+          if (cell[r] > known[r]) atomicMax(at[r], cell[r]);
+      });
   __syncthreads();
   const int64_t first = int64_t(piece.bucket) << buckets.cell_bits;
   const int mine = int(min(int64_t(count), call.segments - first));
@@ -188,27 +195,32 @@ struct BucketSum {
   static constexpr uint32_t kInfinity = 2;
   static constexpr uint32_t kMinusInfinity = 4;
   static constexpr uint32_t kBeyond = 256;  // the exponent, and one, of what is no number
+  static constexpr uint32_t kBeyondBase = 1024;
 
+  __device__ static uint32_t exponent(float x) { return bit_cast<uint32_t>(x) << 1 >> 24; }
   // One more than the exponent, the same for zeros and subnormals.
-  __device__ static uint32_t top(float x) { return (bit_cast<uint32_t>(x) << 1 >> 24) + 1; }
-  __device__ static int exponent(uint32_t top) { return max(int(top) - 1, 1); }
-
-  __device__ static int64_t units(float x, uint32_t top, int bits) {
-    const uint32_t own = bit_cast<uint32_t>(x) << 1 >> 24;
-    const uint32_t fraction = bit_cast<uint32_t>(x) & 0x7fffff;
-    const uint64_t mantissa = uint64_t(own ? fraction | 0x800000 : fraction) << 39;
-    const int shift = bits + exponent(top) - max(int(own), 1);
-    const int64_t magnitude = shift > 63 ? 0 : int64_t(mantissa >> shift);
-    return x < 0 ? -magnitude : magnitude;
+  __device__ static uint32_t top(float x) { return exponent(x) + 1; }
+  // What a row's exponent is taken from for the distance by which its mantissa is shifted.
+  __device__ static uint32_t base(uint32_t top, int bits) {
+    return top == 0 ? 0 : top == kBeyond ? kBeyondBase : max(top - 1, 1u) + uint32_t(bits);
   }
-  __device__ static double value(int64_t units, uint32_t top, int bits) {
-    if (top == kBeyond) {
+
+  // Rounded down.
+  __device__ static int64_t units(float x, uint32_t base) {
+    const uint32_t own = exponent(x);
+    const uint32_t fraction = bit_cast<uint32_t>(x) & 0x7fffff;
+    const int sign = bit_cast<int>(x) >> 31;
+    const int mantissa = (int((own ? fraction | 0x800000 : fraction) << 7) ^ sign) - sign;
+    const uint32_t shift = min(base - max(own, 1u), 63u);
+    return int64_t(uint64_t(uint32_t(mantissa)) << 32) >> shift;
+  }
+  __device__ static double value(int64_t units, uint32_t base) {
+    if (base == kBeyondBase) {
       if ((units & kNan) || (units & (kInfinity | kMinusInfinity)) == (kInfinity | kMinusInfinity)) return NAN;
       return units & kInfinity ? INFINITY : -INFINITY;
     }
     // Exact but for the one rounding of the integer.
-    const int power = exponent(top) - 189 + bits;
-    return double(units) * bit_cast<double>(uint64_t(power + 1023) << 52);
+    return double(units) * bit_cast<double>(uint64_t(int(base) - 189 + 1023) << 52);
   }
   __device__ static uint32_t flag(float x) { return x != x ? kNan : x > 0 ? kInfinity : kMinusInfinity; }
 };
@@ -232,45 +244,84 @@ __global__ __launch_bounds__(kBucketThreads, 1) void bucket_sums(const __grid_co
   if (piece.bucket < 0) return;
   const int bits = 32 - __clz(int(piece.rows));
   const auto visit = [&](const auto &take) {
-    visit_bucket<Element, uint16_t, 4>(
-        buckets, piece, [&](Element element, uint16_t place, int64_t) { take(float(element), int(place)); });
+    visit_bucket<Element, uint16_t, 4>(buckets, piece,
+                                       [&](const Records<Element> &element, const Records<uint16_t> &place, int64_t) {
+                                         float x[kRecords];
+                                         uint32_t known[kRecords];
+#pragma unroll
+                                         for (int r = 0; r < kRecords; ++r) {
+                                           x[r] = float(element.value[r]);
+                                           known[r] = tops[place.value[r]];
+                                         }
+                                         take(x, place, known);
+                                       });
   };
-  visit([&](float x, int cell) {
-    const uint32_t top = BucketSum::top(x);
-    if (top > tops[cell]) atomicMax(tops + cell, top);
+  visit([&](const float (&x)[kRecords], const Records<uint16_t> &place, const uint32_t (&known)[kRecords]) {
+#pragma unroll
+    for (int r = 0; r < kRecords; ++r) {
+      const uint32_t top = BucketSum::top(x[r]);
+      if (top > known[r]) atomicMax(tops + place.value[r], top);
+    }
   });
   __syncthreads();
-  const int copy = int(threadIdx.x) & (copies - 1);
-  visit([&](float x, int cell) {
-    const uint32_t top = tops[cell];
-    const int at = (cell << buckets.copy_bits) + copy;
-    if (call.counts) atomicAdd(lengths + at, 1u);
-    if (top == BucketSum::kBeyond) {
-      if (BucketSum::top(x) == top) atomicOr(low + at, BucketSum::flag(x));
-      return;
+  for (int c = threadIdx.x; c <= count; c += kBucketThreads) tops[c] = BucketSum::base(tops[c], bits);
+  __syncthreads();
+  uint32_t *own_low = low + (int(threadIdx.x) & (copies - 1));
+  visit([&](const float (&x)[kRecords], const Records<uint16_t> &place, const uint32_t (&base)[kRecords]) {
+    uint32_t *at[kRecords];
+    bool beyond = false;
+#pragma unroll
+    for (int r = 0; r < kRecords; ++r) {
+      at[r] = own_low + (int(place.value[r]) << buckets.copy_bits);
+      beyond |= base[r] == BucketSum::kBeyondBase;
     }
-    const int64_t units = BucketSum::units(x, top, bits);
-    const uint32_t lower = uint32_t(units);
-    const uint32_t before = atomicAdd(low + at, lower);
-    atomicAdd(high + at, uint32_t(uint64_t(units) >> 32) + uint32_t(before + lower < lower));
+    const auto raise = [&](int r, int64_t units, uint32_t before) {
+      const uint32_t lower = uint32_t(units);
+      atomicAdd(at[r] + size, uint32_t(uint64_t(units) >> 32) + uint32_t(before + lower < lower));
+    };
+    if (!beyond) {
+      int64_t units[kRecords];
+      uint32_t before[kRecords];
+#pragma unroll
+      for (int r = 0; r < kRecords; ++r) {
+        units[r] = BucketSum::units(x[r], base[r]);
+        before[r] = atomicAdd(at[r], uint32_t(units[r]));
+      }
+#pragma unroll
+      for (int r = 0; r < kRecords; ++r) raise(r, units[r], before[r]);
+    } else {
+#pragma unroll
+      for (int r = 0; r < kRecords; ++r) {
+        if (base[r] != BucketSum::kBeyondBase) {
+          const int64_t units = BucketSum::units(x[r], base[r]);
+          raise(r, units, atomicAdd(at[r], uint32_t(units)));
+        } else if (BucketSum::top(x[r]) == BucketSum::kBeyond) {
+          atomicOr(at[r], BucketSum::flag(x[r]));
+        }
+      }
+    }
+    if (call.counts) {
+#pragma unroll
+      for (int r = 0; r < kRecords; ++r) atomicAdd(at[r] + (lengths - low), 1u);
+    }
   });
   __syncthreads();
   const int64_t first = int64_t(piece.bucket) << buckets.cell_bits;
   const int mine = int(min(int64_t(count), call.segments - first));
   double *partial = reinterpret_cast<double *>(call.partial);
   const auto own = [&](int c, double &sum, uint32_t &length) {
-    const uint32_t top = tops[c];
+    const uint32_t base = tops[c];
     int64_t units = 0;
     length = 0;
     for (int k = 0; k < copies; ++k) {
       // Neighbours begin at different copies, which are in different banks.
       const int at = (c << buckets.copy_bits) + ((k + c) & (copies - 1));
       const int64_t some = int64_t(uint64_t(high[at]) << 32 | low[at]);
-      units = top == BucketSum::kBeyond ? units | some : units + some;
+      units = base == BucketSum::kBeyondBase ? units | some : units + some;
       if (call.counts) length += lengths[at];
     }
-    if (!call.counts) length = top;
-    sum = top == 0 ? 0.0 : BucketSum::value(units, top, bits);
+    if (!call.counts) length = base;
+    sum = base == 0 ? 0.0 : BucketSum::value(units, base);
   };
   if (piece.pieces > 1) {
     for (int c = threadIdx.x; c < mine; c += kBucketThreads) {
