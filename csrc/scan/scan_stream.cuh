@@ -135,7 +135,7 @@ __global__ void __launch_bounds__(StreamShape<Op, kRun, kWarps, kStages>::kThrea
     for (int s = 0; s < kStages; ++s) {
       set_gate(&control.full[s], 1);
       set_gate(&control.reduced[s], kWarps);
-      set_gate(&control.ready[s], 1);
+      set_gate(&control.ready[s], kWarps);
       set_gate(&control.empty[s], kWarps);
     }
     show_copy_engine();
@@ -240,8 +240,8 @@ __global__ void __launch_bounds__(StreamShape<Op, kRun, kWarps, kStages>::kThrea
                                  ? initial_value(op, g, task.row)
                                  : await<Value>(tiles.prefixes + size_t(task.tile) * Words<Value>::count, kReady);
         if (lane == 0) control.prefixes[behind.stage] = prefix;
-        __syncwarp();
-        if (lane == 0) arrive(&control.ready[behind.stage]);
+        // Each lane for what it has written.
+        if (lane < kWarps) arrive(&control.ready[behind.stage]);
         behind.advance();
       }
     }
