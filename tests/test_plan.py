@@ -464,6 +464,61 @@ def test_function_forms_share_plans(backend: support.Backend) -> None:
     assert bc.plan_cache_info().currsize == 0
 
 
+def test_the_look_up_tells_arguments_apart() -> None:
+    asked = []
+
+    def general(*args: Any, **fields: Any) -> tuple[Any, ...]:
+        asked.append((args, fields))
+        return (*args, *fields.items())
+
+    cache = bc._core.PlanCache(general)
+    plain = {"a": 0, "b": 1000, "c": 0.5, "d": "name", "e": (1, 2)}
+    others: list[dict[str, Any]] = [
+        plain | {"a": False},
+        plain | {"a": 0.0},
+        plain | {"a": -0.0},
+        plain | {"a": None},
+        plain | {"a": 1 << 70},
+        plain | {"b": 1001},
+        plain | {"c": -0.5},
+        plain | {"e": (1, 3)},
+        {"b": 0, "a": 1000, "c": 0.5, "d": "name", "e": (1, 2)},
+        {},
+    ]
+    for number, fields in enumerate([plain, *others]):
+        for _ in range(3):
+            found = cache.find(int, "cpu", **fields)
+            assert [*map(repr, found)] == [*map(repr, (int, "cpu", *fields.items()))]
+        # The other two found it.
+        assert (len(asked), cache.hits) == (number + 1, 2 * (number + 1)), fields
+    cache.find(int, "cpu", **plain)
+    # A number need not be the same object.
+    before = len(asked), cache.hits
+    cache.find(int, "cpu", **plain | {"b": int("1000"), "c": float("0.5")})
+    assert (len(asked), cache.hits) == (before[0], before[1] + 1)
+    # Another positional argument, and more of them than the look-up keeps.
+    assert cache.find(str, "cpu") == (str, "cpu")
+    assert cache.find(*range(50)) == cache.find(*range(50)) == tuple(range(50))
+    asked.clear()
+    cache.clear()
+    assert cache.hits == 0
+    cache.find(int, "cpu", **plain)
+    assert len(asked) == 1
+
+
+def test_what_the_look_up_refuses_it_asks_for_again() -> None:
+    def general(answer: object) -> object:
+        if isinstance(answer, str):
+            raise KeyError(answer)
+        return answer
+
+    cache = bc._core.PlanCache(general)
+    for _ in range(3):
+        with pytest.raises(KeyError):
+            cache.find("no")
+    assert cache.hits == 0
+
+
 def test_the_cache_is_bounded() -> None:
     bc.plan_cache_clear()
     dest, source = np.zeros(3000, np.int8), np.ones(1, np.int8)

@@ -16,15 +16,25 @@ from baracuda.dtypes import numpy_dtype
 __all__ = ["first_of", "new_output", "returned", "scalar_operand", "stacked_boxes", "torch_maker"]
 
 
-@functools.lru_cache(maxsize=256)
-def _origin(kind: Any) -> str:
-    """The library whose arrays are of this type."""
-    return "numpy" if issubclass(kind, np.ndarray) else kind.__module__.partition(".")[0].replace("jaxlib", "jax")
+#: The libraries of the types of arrays that came so far, of which a program has few.
+_origins: dict[type, str] = {}
+
+
+def _origin(like: Any) -> str:
+    """The library whose array it is."""
+    kind = type(like)
+    origin = _origins.get(kind)
+    if origin is None:
+        module = kind.__module__.partition(".")[0]
+        origin = "numpy" if issubclass(kind, np.ndarray) else "jax" if module == "jaxlib" else module
+        if len(_origins) < 256:
+            _origins[kind] = origin
+    return origin
 
 
 def new_output(like: Any, shape: Sequence[int], dtype: str, device: str, stream: Any) -> Any:
     """An undefined array of the kind of `like`, for a plan to write; pass it to :func:`returned` afterwards."""
-    origin = _origin(type(like))
+    origin = _origin(like)
     if origin == "torch":
         function, arguments = torch_maker(tuple(shape), dtype, device)
         return function(*arguments)
@@ -63,7 +73,7 @@ def torch_maker(shape: tuple[int, ...], dtype: str, device: str) -> tuple[Callab
 
 def returned(output: Any, like: Any) -> Any:
     """The written output as the caller gets it."""
-    if _origin(type(like)) == "jax":
+    if _origin(like) == "jax":
         import jax.dlpack  # noqa: PLC0415  # only where a caller has it
 
         return jax.dlpack.from_dlpack(output)
@@ -89,7 +99,7 @@ def scalar_operand(like: Any, value: int, device: str, stream: Any) -> Any:
     if device == "cpu":
         return np.array([value], np.int64)
     namespace, place = _namespace(like)
-    if namespace is None or _origin(type(like)) == "jax":
+    if namespace is None or _origin(like) == "jax":
         return _core_scalar(value, device, stream)
     return namespace.full((1,), value, dtype=namespace.int64, device=place)
 

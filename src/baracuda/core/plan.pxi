@@ -507,6 +507,13 @@ cdef class PlanCache:
         for place in range(CACHE_PLACES):
             self._replace(&self._places[place], NULL, NULL)
 
+    cdef tuple _ask(self, PyObject **values, Py_ssize_t positional, PyObject *names):
+        """All arguments, and the plan that `general` has for them."""
+        cdef Py_ssize_t index
+        cdef tuple naming = () if names == NULL else <tuple><object>names
+        cdef tuple given = tuple([<object>values[index] for index in range(positional + len(naming))])
+        return given + naming, self._general(*given[:positional], **dict(zip(naming, given[positional:])))
+
     cdef void _replace(self, CachedPlan *place, PyObject *arguments, PyObject *plan) noexcept:
         cdef PyObject *old_arguments = place.arguments
         cdef PyObject *old_plan = place.plan
@@ -527,10 +534,8 @@ cdef object find_plan(object cache, PyObject **values, Py_ssize_t positional, Py
     cdef PyObject *value
     cdef uint64_t hash = 0
     cdef CachedPlan *place
-    cdef list listed
     if count + named > CACHE_VALUES:
-        listed = [<object>values[index] for index in range(count)]
-        return self._general(*listed[:positional], **dict(zip(<object>names, listed[positional:])))
+        return self._ask(values, positional, names)[1]
     for index in range(count + named):
         value = values[index] if index < count else PyTuple_GetItem(names, index - count)
         keys[index] = value_key(value)
@@ -542,10 +547,7 @@ cdef object find_plan(object cache, PyObject **values, Py_ssize_t positional, Py
             and memcmp(place.kinds, kinds, (count + named) * sizeof(kinds[0])) == 0):
         self.hits += 1
         return <object>place.plan
-    listed = [<object>values[index] for index in range(count)]
-    naming = () if names == NULL else <object>names
-    plan = self._general(*listed[:positional], **dict(zip(naming, listed[positional:])))
-    arguments = (*listed, *naming)
+    arguments, plan = self._ask(values, positional, names)
     Py_INCREF(arguments)
     Py_INCREF(plan)
     place.count = count + named
