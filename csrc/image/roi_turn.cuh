@@ -29,8 +29,8 @@ inline bool can_turn(const RoiProblem &problem) {
   constexpr int64_t kFewestChannels = 32;
   constexpr double kMostElements = double(int64_t(1) << 40);
   const int64_t cells = int64_t(problem.h) * problem.w;
-  return problem.c >= kFewestChannels && problem.c <= INT32_MAX / 2 && cells > 0 && problem.n > 0 && cells <= INT32_MAX &&
-         int64_t(problem.pooled_h) * problem.pooled_w <= INT32_MAX &&
+  return problem.c >= kFewestChannels && problem.c <= INT32_MAX / 2 && cells > 0 && problem.n > 0 &&
+         cells <= INT32_MAX && int64_t(problem.pooled_h) * problem.pooled_w <= INT32_MAX &&
          double(problem.n) * double(cells) * double(problem.c) <= kMostElements;
 }
 
