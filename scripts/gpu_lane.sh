@@ -119,7 +119,7 @@ CU
 
 # In several parts: what a tool does to one launch takes the host most of the time.
 sanitizer() {
-  local part status=0 parts=3 running=()
+  local part status=0 parts=3 parts_running=()
   # Without torch's pool, every tensor is an allocation whose ends the tool knows.
   export PYTORCH_NO_CUDA_MEMORY_CACHING=1
   # Stopped at its limit, it still tells what was found.
@@ -128,10 +128,10 @@ sanitizer() {
     compute-sanitizer --tool "$1" --error-exitcode=1 \
       python3 -m pytest tests -p no:cacheprovider -q -m sanitizer --require-gpu --part "$part/$parts" \
       >"$scratch/$1-$part.log" 2>&1 &
-    running+=($!)
+    parts_running+=($!)
   done
   for part in $(seq "$parts"); do
-    wait "${running[$((part - 1))]}" || status=1
+    wait "${parts_running[$((part - 1))]}" || status=1
     printf -- '-- part %s of %s\n' "$part" "$parts"
     tail -n 400 "$scratch/$1-$part.log"
   done
