@@ -61,7 +61,7 @@ bool Signature::read(uint64_t plan, DLTensor *const operands[], const uint64_t f
   *word++ = plan;
   for (size_t i = 0; i < count; ++i) {
     const DLTensor *tensor = operands[i];
-    if (size_t(words_ + kWords - word) < kHeadWords + 2 * kMaxRank) return false;
+    if (size_t(words_ + kWords - word) < kHeadWords + 2 * size_t(kMaxRank)) return false;
     if (!tensor) {
       *word++ = UINT64_MAX;
       continue;
