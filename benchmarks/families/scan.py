@@ -140,9 +140,9 @@ class _Scan:
         """The first and the last line along the axis, against float64."""
         if self.backward or self.kind not in UFUNCS:
             return
+        lines = [np.moveaxis(arrays[name].numpy(), self.axis, -1) for name in ("x", "y")]
         for pick in (0, -1):
-            line = [np.moveaxis(arrays[name].numpy(), self.axis, -1) for name in ("x", "y")]
-            x, y = (array.reshape(-1, self.shape[self.axis])[pick].astype(np.float64) for array in line)
+            x, y = (array[(pick,) * (array.ndim - 1)].astype(np.float64) for array in lines)
             if self.fields.get("reverse"):
                 x, y = x[::-1], y[::-1]
             with np.errstate(all="ignore"):
@@ -221,7 +221,7 @@ class _Scan:
             function = {"logcumsumexp": "cumlogsumexp"}.get(self.kind, self.kind)
             scan = jax.jit(lambda x: getattr(jax.lax, function)(x, axis=axis, reverse=reverse))
             names = ("x",)
-        inputs = [[jax.numpy.asarray(arrays[name].numpy()) for name in names] for arrays in sets[:2]]
+        inputs = [[jax.dlpack.from_dlpack(arrays[name].ours) for name in names] for arrays in sets[:2]]
         results: list[Any] = [None] * len(inputs)
 
         def call(index: int) -> None:
