@@ -140,6 +140,10 @@ def _sets(rng: np.random.Generator) -> dict[str, np.ndarray]:
     chain = np.arange(3000, dtype=np.float32)[:, None] * [3, 0, 3, 0] + np.array([0, 0, 10, 10])
     centres = rng.uniform(0, 1000, (20, 1, 2))
     clusters = (centres + rng.normal(0, 1, (20, 150, 2))).reshape(-1, 2)
+    far = draw_boxes(rng, 3000, 300, 60)
+    far[::100] *= 1e15
+    far[50::100] *= 1e-20
+    corners = rng.uniform(0, 1000, (3000, 2))
     return {
         "dense": draw_boxes(rng, 3000, 300, 60),
         "sparse": draw_boxes(rng, 3000, 10000, 60),
@@ -147,11 +151,16 @@ def _sets(rng: np.random.Generator) -> dict[str, np.ndarray]:
         "clusters": np.concatenate([clusters, clusters + 40], 1),
         "chain": chain,
         "identical and apart": np.concatenate([np.tile([[0, 0, 9, 9]], (1500, 1)), chain[:1500] * 5 + 100]),
+        "far away": far,
+        "sizes": np.concatenate([corners, corners + 2 ** rng.uniform(-3, 9, (3000, 2))], 1),
         "nested": np.concatenate([np.zeros((3000, 2)), 1 + np.arange(3000)[:, None].repeat(2, 1) / 9], 1),
     }
 
 
-@pytest.mark.parametrize("kind", ["dense", "sparse", "identical", "clusters", "chain", "identical and apart", "nested"])
+@pytest.mark.parametrize(
+    "kind",
+    ["dense", "sparse", "identical", "clusters", "chain", "identical and apart", "far away", "sizes", "nested"],
+)
 def test_sets_with_many_overlaps(backend: Backend, kind: str) -> None:
     rng = np.random.default_rng(5)
     boxes = _sets(rng)[kind].astype(np.float32)
@@ -162,6 +171,19 @@ def test_sets_with_many_overlaps(backend: Backend, kind: str) -> None:
         np.ones(count, np.float32),
     ):
         check(backend, boxes, scores, 0.5)
+
+
+@pytest.mark.parametrize("device", ["cuda"])
+@pytest.mark.parametrize("scores_dtype", ["float32", "float64"])
+@pytest.mark.parametrize("count", [16384, 16385])
+def test_few_boxes_are_counted_and_many_are_sorted(device: str, count: int, scores_dtype: str) -> None:
+    rng = np.random.default_rng(10)
+    boxes = draw_boxes(rng, count, 1500, 60)
+    scores = (rng.integers(0, 5000, count) / 7).astype(scores_dtype)
+    classes = rng.integers(0, 300, count) << 40
+    for options in ({}, {"classes": classes}):
+        got, expected = (run(Backend(where), boxes, scores, 0.3, **options) for where in (device, "cpu"))
+        np.testing.assert_array_equal(got, expected)
 
 
 def test_runs_give_the_same_bits(backend: Backend) -> None:

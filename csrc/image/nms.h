@@ -47,7 +47,7 @@ struct NmsCall {
 };
 
 template <class Real>
-struct NmsBox {
+struct alignas(16) NmsBox {
   Real x1, y1, x2, y2;
 };
 
@@ -92,6 +92,6 @@ BARACUDA_HD inline uint64_t nms_key(double score) {
 void nms_cpu(const NmsCall &call);
 // Enqueues on the current device.
 void nms_cuda(const NmsCall &call, Stream stream);
-size_t nms_workspace(int64_t boxes, DLDataType dtype);
+size_t nms_workspace(int64_t boxes, DLDataType dtype, bool classes);
 
 }  // namespace baracuda

@@ -40,7 +40,7 @@ class NmsPlan final : public Plan {
         sku_.arch = image_arch(kName);
         sku_.backend = "bespoke";
         path_ = "tiles";
-        workspace_size_ = nms_workspace(desc.num_boxes, desc.dtype);
+        workspace_size_ = nms_workspace(desc.num_boxes, desc.dtype, classes);
       }
     }
   }
