@@ -125,6 +125,7 @@ struct RoiAlignTilesCall {
   int32_t across;  // tiles
   int32_t parts;   // blocks that share the channels
   int64_t tasks;   // of all images and parts
+  bool packs;      // whether kRoiVector bytes of a row can be written at once
 };
 
 // What some neighbouring bins of a row add to a tile.
@@ -345,6 +346,24 @@ __device__ inline int32_t find_rois(const RoiAlignTilesCall &call, int64_t from,
   return __shfl_sync(kAllLanes, upto, kLanes - 1);
 }
 
+// Of a tile that no RoI touches, a warp's channels, 16 bytes a lane at once.
+template <class T>
+__device__ inline void clear_tile(const RoiAlignTilesCall &call, int32_t n, int64_t c0, int32_t channels, int32_t row,
+                                  int32_t column) {
+  constexpr int kCount = int(kRoiVector / int64_t(sizeof(T)));
+  constexpr int kAcross = kTileSide / kCount;
+  constexpr int kBeside = kLanes / (kTileSide * kAcross);
+  const ImageView &dinput = call.backward.dinput;
+  if (call.backward.accumulate) return;
+  const int lane = int(threadIdx.x % kLanes);
+  const int32_t x = column + lane % kAcross * kCount;
+  const int32_t y = row + lane / kAcross % kTileSide;
+  if (x >= call.backward.problem.w || y >= call.backward.problem.h) return;
+  T *const to = static_cast<T *>(dinput.data) + dinput.plane(n, c0) + dinput.cell(y, x);
+  for (int c = lane / (kTileSide * kAcross); c < channels; c += kBeside)
+    *reinterpret_cast<int4 *>(to + c * dinput.channel) = make_int4(0, 0, 0, 0);
+}
+
 template <class T>
 __global__ void __launch_bounds__(kMostTileThreads, sizeof(T) == sizeof(double) ? 1 : 2)
     roi_align_tiles(const __grid_constant__ RoiAlignTilesCall call) {
@@ -370,8 +389,10 @@ __global__ void __launch_bounds__(kMostTileThreads, sizeof(T) == sizeof(double) 
     // Lanes without a channel of their own take part with another's, and store nothing.
     const T *const given = static_cast<const T *>(doutput.data) + doutput.plane(0, c0 + min(lane, channels - 1));
     RoiTile<T> tile;
+    bool empty = true;
     for (int64_t from = 0; from < problem.rois; from += kRoiBatch) {
       const int32_t count = find_rois(call, from, n, tile_row, tile_column, words, found);
+      empty = empty && count == 0;
       for (int32_t k = 0; k < count; k += kLanes) {
         const TileSteps<Real> of(call, k + lane < count ? int32_t(from) + found[k + lane] : -1, tile_row, tile_column);
         for (int32_t begin = 0; begin < of.total(); begin += kMostSteps) {
@@ -385,6 +406,10 @@ __global__ void __launch_bounds__(kMostTileThreads, sizeof(T) == sizeof(double) 
       }
     }
     if (channels <= 0) continue;
+    if (empty && call.packs) {
+      clear_tile<T>(call, n, c0, channels, tile_row * kTileSide, tile_column * kTileSide);
+      continue;
+    }
 
     // Channels lie far apart, or side by side; in the first case a warp writes some cells of several.
     const int32_t row = tile_row * kTileSide;
@@ -524,6 +549,10 @@ void roi_align_backward_cuda_of(const RoiAlignBackward &call, Stream stream) {
   tiles.parts = int32_t(ceil_div(groups, warps));
   warps = ceil_div(groups, tiles.parts);
   tiles.tasks = places * tiles.parts;
+  const ImageView &to = call.dinput;
+  const auto whole = [](int64_t elements) { return elements * int64_t(sizeof(T)) % kRoiVector == 0; };
+  tiles.packs = to.column == 1 && whole(problem.w) && whole(to.row) && whole(to.channel) && whole(to.batch) &&
+                reinterpret_cast<uintptr_t>(to.data) % kRoiVector == 0;
   const size_t turn = size_t(warps) * kLanes * kTurnedRow * sizeof(Real);
   allow_roi_shared(roi_align_tiles<T>, turn);
   launch(roi_align_tiles<T>, {std::min(tiles.tasks, kMostBlocks), int(warps) * kLanes, turn, true}, stream, tiles);

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// RoI-pooling backward on the GPU, by gather, with the sums in shared memory. A block owns some cells of a channel and
-// reads the bins of the RoIs over them, a thread a bin; of those that name the same cell the first adds first. With
-// channels last a warp owns a tile of cells of 32 channels, a lane a channel, and goes through the RoIs in their order.
+// RoI-pooling backward on the GPU, by gather, with the sums in shared memory. A warp owns a band of rows of a channel
+// and goes through the bins over it in their order, a lane a bin; of those that name the same cell the first adds
+// first. The warps of a block have the same band of different channels, and share the list of bins. With channels last
+// a warp owns a tile of cells of 32 channels, a lane a channel, and goes through the RoIs in their order.
 #include <algorithm>
 
 #include "image/roi_align.cuh"
@@ -10,16 +11,14 @@
 namespace baracuda {
 namespace {
 
-constexpr int kPartThreads = 512;
-constexpr int kPartWarps = kPartThreads / kLanes;
-// Sums of a block, in bytes; two blocks run beside each other.
+constexpr int kBandThreads = 256;
+constexpr int kBandWarps = kBandThreads / kLanes;
+// Sums of a block, and its lists, in bytes; two blocks run beside each other.
 template <class Real>
-constexpr int32_t kPartBytes = sizeof(Real) == sizeof(double) ? 64 * 1024 : 80 * 1024;
-// Cells share them, at the price of more turns.
-constexpr uint32_t kClaims = 2048;
-constexpr uint32_t kOrders = kPartThreads;
-constexpr uint32_t kMostTurns = UINT32_MAX / kOrders;
-constexpr int64_t kMostPartBins = 1 << 20;
+constexpr int64_t kBandBytes = sizeof(Real) == sizeof(double) ? 64 * 1024 : 76 * 1024;
+constexpr int64_t kListBytes = 22 * 1024;
+// Steps whose bins are on their way.
+constexpr int kStepsAhead = 4;
 
 // A RoI over a block's cells.
 template <class Real>
@@ -29,37 +28,87 @@ struct PoolItem {
   Real x_start, x_bin;
 };
 
-struct PoolPartsCall {
+// The cells of a block that a bin has along an axis, both ends in 16 bits.
+class PoolReach {
+ public:
+  PoolReach() = default;
+  // Of the cells from `first` on.
+  __device__ PoolReach(const RoiCells &reach, int32_t first, int32_t count)
+      : bits_(uint32_t(max(reach.first - first, 0)) | uint32_t(max(min(reach.first + reach.count - first, count), 0))
+                                                          << 16) {}
+  __device__ bool has(int32_t cell) const { return cell >= int32_t(bits_ & 0xffff) && cell < int32_t(bits_ >> 16); }
+
+ private:
+  uint32_t bits_ = 0;
+};
+
+// As many neighbouring bins as there are lanes, or a row of bins that has fewer.
+struct PoolStep {
+  uint16_t item;
+  uint16_t part;
+  PoolReach rows;
+};
+
+struct PoolBandsCall {
   RoiPoolBackward backward;
+  Divider by_columns;
   Divider by_w;
   Divider by_pw;
-  Divider by_bins;
-  Divider by_columns;
+  Divider by_parts;
+  int32_t batch;   // RoIs that a block looks at before it works on those that touch its cells
+  int32_t chunks;  // of a row of bins
   int32_t rows;
   int32_t columns;
   int32_t down;
   int32_t across;
+  int64_t groups;  // of channels
   int64_t tasks;
+  bool packs;  // whether a band lies in one piece, and can be written by packs
+
+  int32_t parts() const { return backward.problem.pooled_h * chunks; }
+  int64_t list_bytes() const {
+    return batch * (parts() * int64_t(sizeof(PoolStep)) + backward.problem.pooled_w * int64_t(sizeof(PoolReach)));
+  }
 };
 
-// A bin of a listed RoI: the cell that it names, and its gradient.
+// The place of a thread's element among those of the block that are chosen, and how many these are. For all threads.
+struct PoolPlace {
+  int32_t before;
+  int32_t count;
+};
+
+__device__ inline PoolPlace place_among(bool chosen, int32_t (&counts)[kBandWarps]) {
+  const int lane = int(threadIdx.x % kLanes);
+  const int warp = int(threadIdx.x / kLanes);
+  const unsigned word = __ballot_sync(kAllLanes, chosen);
+  __syncthreads();
+  if (lane == 0) counts[warp] = __popc(word);
+  __syncthreads();
+  PoolPlace place = {__popc(word & ((1u << lane) - 1)), 0};
+#pragma unroll
+  for (int k = 0; k < kBandWarps; ++k) {
+    place.before += k < warp ? counts[k] : 0;
+    place.count += counts[k];
+  }
+  return place;
+}
+
+// What a lane adds in a step.
 template <class T>
 struct PoolBin {
-  int32_t item;
-  int32_t bin;
-  int64_t named;  // -1: there is none
+  int32_t named;
   T value;
+  PoolReach rows;
+  PoolReach columns;
 };
 
-// A sum takes one bin in a turn, the first of those that wait for it.
 template <class T>
-__global__ void __launch_bounds__(kPartThreads, 2) roi_pool_parts(const __grid_constant__ PoolPartsCall call) {
+__global__ void __launch_bounds__(kBandThreads, 2) roi_pool_bands(const __grid_constant__ PoolBandsCall call) {
   using Real = typename ImageReal<T>::type;
+  constexpr int kVector = int(kRoiVector / int64_t(sizeof(Real)));
   extern __shared__ __align__(16) char shared[];
-  __shared__ PoolItem<Real> items[kPartThreads];
-  __shared__ uint32_t claims[kClaims];
-  __shared__ int32_t counts[kPartWarps];
-  Real *const sums = reinterpret_cast<Real *>(shared);
+  __shared__ PoolItem<Real> items[kBandThreads];
+  __shared__ int32_t counts[kBandWarps];
   const RoiPoolBackward &backward = call.backward;
   const RoiProblem &problem = backward.problem;
   const ImageView &doutput = backward.doutput;
@@ -68,105 +117,127 @@ __global__ void __launch_bounds__(kPartThreads, 2) roi_pool_parts(const __grid_c
   const int32_t thread = int32_t(threadIdx.x);
   const int lane = thread % kLanes;
   const int warp = thread / kLanes;
-  const int32_t bins = problem.pooled_h * problem.pooled_w;
-  const int64_t cells = int64_t(problem.h) * problem.w;
-  uint32_t turn = 0;
-  for (int32_t i = thread; i < int32_t(kClaims); i += kPartThreads) claims[i] = 0;
+  const int32_t cells = problem.h * problem.w;
+  const int32_t pw_count = problem.pooled_w;
+  const int32_t parts = problem.pooled_h * call.chunks;
+  // Steps that a warp takes at once, side by side.
+  const int32_t step_lanes = max(min(pw_count, kLanes), 1);
+  const int32_t at_once = kLanes / step_lanes;
+  const int32_t own_step = SmallDivider(step_lanes).divide(lane);
+  const int32_t own_bin = lane - own_step * step_lanes;
+  const int32_t packs = (call.rows * call.columns + kVector - 1) / kVector;
+  RoiPack<Real, kVector> *const sums_of_all = reinterpret_cast<RoiPack<Real, kVector> *>(shared);
+  RoiPack<Real, kVector> *const packed = sums_of_all + warp * packs;
+  Real *const sums = packed->value;
+  PoolStep *const steps = reinterpret_cast<PoolStep *>(sums_of_all + kBandWarps * packs);
+  PoolReach *const reaches = reinterpret_cast<PoolReach *>(steps + call.batch * parts);
   for (int64_t task = blockIdx.x; task < call.tasks; task += gridDim.x) {
-    const int32_t part = int32_t(task % (int64_t(call.down) * call.across));
-    const int64_t plane = task / (int64_t(call.down) * call.across);
-    const int64_t c = plane % problem.c;
-    const int32_t n = int32_t(plane / problem.c);
-    const int32_t row0 = part / call.across * call.rows;
-    const int32_t column0 = part % call.across * call.columns;
+    const int32_t bands = call.down * call.across;
+    const int32_t band = int32_t(task % bands);
+    const int64_t c = task / bands % call.groups * kBandWarps + warp;
+    const int32_t n = int32_t(task / bands / call.groups);
+    const int32_t row0 = band / call.across * call.rows;
+    const int32_t column0 = band % call.across * call.columns;
     const int32_t rows = min(call.rows, problem.h - row0);
     const int32_t columns = min(call.columns, problem.w - column0);
-    for (int32_t i = thread; i < call.rows * call.columns; i += kPartThreads) sums[i] = 0;
-    for (int64_t from = 0; from < problem.rois; from += kPartThreads) {
+    for (int32_t i = lane; i < packs; i += kLanes) packed[i] = {};
+    for (int64_t from = 0; from < problem.rois; from += call.batch) {
+      const auto meets = [](const RoiCells &reach, int32_t first, int32_t count) {
+        return reach.first < first + count && reach.first + reach.count > first;
+      };
+      const int64_t r = from + thread;
       bool touches = false;
       RoiPoolGeometry<Real> roi;
-      if (from + thread < problem.rois && backward.rois.batch(from + thread, int32_t(problem.n)) == n) {
-        roi = roi_pool_geometry<Real>(problem, backward.rois, from + thread);
-        if (roi.batch == n) {
-          const RoiCells y = roi.y.reach_of_all(problem.pooled_h);
-          const RoiCells x = roi.x.reach_of_all(problem.pooled_w);
-          touches = y.first < row0 + rows && y.first + y.count > row0 && x.first < column0 + columns &&
-                    x.first + x.count > column0;
-        }
+      if (thread < call.batch && r < problem.rois && backward.rois.batch(r, int32_t(problem.n)) == n) {
+        roi = roi_pool_geometry<Real>(problem, backward.rois, r);
+        touches = roi.batch == n && meets(roi.y.reach_of_all(problem.pooled_h), row0, rows) &&
+                  meets(roi.x.reach_of_all(pw_count), column0, columns);
       }
-      const unsigned word = __ballot_sync(kAllLanes, touches);
-      if (lane == 0) counts[warp] = __popc(word);
+      const PoolPlace item = place_among(touches, counts);
+      if (item.count == 0) continue;
+      if (touches) items[item.before] = {int32_t(r), roi.y.start, roi.y.bin, roi.x.start, roi.x.bin};
       __syncthreads();
-      int32_t before = 0;
-      int32_t count = 0;
-      for (int k = 0; k < kPartWarps; ++k) {
-        before += k < warp ? counts[k] : 0;
-        count += counts[k];
+      for (int32_t i = thread; i < item.count * pw_count; i += kBandThreads) {
+        const int32_t of = int32_t(call.by_pw.divide(uint32_t(i)));
+        const RoiPoolAxis<Real> axis = {items[of].x_start, items[of].x_bin, problem.w};
+        reaches[i] = PoolReach(axis.reach(i - of * pw_count), column0, columns);
       }
-      if (touches)
-        items[before + __popc(word & ((1u << lane) - 1))] = {int32_t(from) + thread, roi.y.start, roi.y.bin,
-                                                             roi.x.start, roi.x.bin};
+      int32_t total = 0;
+      for (int32_t first = 0; first < item.count * parts; first += kBandThreads) {
+        const int32_t of = int32_t(call.by_parts.divide(uint32_t(first + thread)));
+        const int32_t part = first + thread - of * parts;
+        RoiCells reach = {0, 0};
+        if (of < item.count)
+          reach = RoiPoolAxis<Real>{items[of].y_start, items[of].y_bin, problem.h}.reach(part / call.chunks);
+        const bool reached = meets(reach, row0, rows);
+        const PoolPlace step = place_among(reached, counts);
+        if (reached) steps[total + step.before] = {uint16_t(of), uint16_t(part), PoolReach(reach, row0, rows)};
+        total += step.count;
+      }
       __syncthreads();
-      const int32_t end = count * bins;
-      PoolBin<T> coming = {};
-      const auto fetch = [&](int32_t entry) {
-        coming.named = -1;
-        if (entry >= end) return;
-        coming.item = int32_t(call.by_bins.divide(uint32_t(entry)));
-        coming.bin = entry - coming.item * bins;
-        const int64_t r = items[coming.item].roi;
-        const int32_t ph = int32_t(call.by_pw.divide(uint32_t(coming.bin)));
-        const int32_t pw = coming.bin - ph * problem.pooled_w;
-        coming.named = argmax.get(argmax.view.plane(r, c) + argmax.view.cell(ph, pw));
-        coming.value = static_cast<const T *>(doutput.data)[doutput.plane(r, c) + doutput.cell(ph, pw)];
+      if (c >= problem.c) continue;
+
+      PoolBin<T> ahead[kStepsAhead];
+      const auto fetch = [&](PoolBin<T> &to, int32_t first) {
+        to = {-1, T(Real(0)), {}, {}};
+        if (own_step >= at_once || first + own_step >= total) return;
+        const PoolStep step = steps[first + own_step];
+        const int32_t ph = call.chunks == 1 ? step.part : step.part / call.chunks;
+        const int32_t pw = own_bin + (step.part - ph * call.chunks) * kLanes;
+        if (pw >= pw_count) return;
+        const int64_t of = items[step.item].roi;
+        to.rows = step.rows;
+        to.columns = reaches[step.item * pw_count + pw];
+        const int64_t index = argmax.get(argmax.view.plane(of, c) + argmax.view.cell(ph, pw));
+        to.named = index >= 0 && index < cells ? int32_t(index) : -1;
+        to.value = static_cast<const T *>(doutput.data)[doutput.plane(of, c) + doutput.cell(ph, pw)];
       };
-      fetch(thread);
-      for (int32_t first = 0; first < end; first += kPartThreads) {
-        int32_t place = -1;
-        const Real value = Real(coming.value);
-        if (coming.named >= 0 && coming.named < cells) {
-          const PoolItem<Real> &item = items[coming.item];
-          const int32_t ph = int32_t(call.by_pw.divide(uint32_t(coming.bin)));
-          const int32_t pw = coming.bin - ph * problem.pooled_w;
-          const int32_t row = int32_t(call.by_w.divide(uint32_t(coming.named)));
-          const int32_t column = int32_t(coming.named) - row * problem.w;
-          const auto within = [](int32_t cell, const RoiCells &reach) {
-            return uint32_t(cell - reach.first) < uint32_t(reach.count);
-          };
-          if (within(row, RoiPoolAxis<Real>{item.y_start, item.y_bin, problem.h}.reach(ph)) &&
-              within(column, RoiPoolAxis<Real>{item.x_start, item.x_bin, problem.w}.reach(pw)) &&
-              within(row, {row0, rows}) && within(column, {column0, columns}))
-            place = (row - row0) * call.columns + column - column0;
-        }
-        fetch(first + kPartThreads + thread);
-        bool waits = place >= 0;
-        while (__syncthreads_or(waits)) {
-          // Claims of later turns, and in a turn those of earlier bins, are higher.
-          if (++turn == kMostTurns) {
-            turn = 1;
-            for (int32_t i = thread; i < int32_t(kClaims); i += kPartThreads) claims[i] = 0;
-            __syncthreads();
-          }
-          uint32_t *const claim = claims + uint32_t(place) % kClaims;
-          const uint32_t own = turn * kOrders + uint32_t(kPartThreads - 1 - thread);
-          if (waits) atomicMax(claim, own);
-          __syncthreads();
-          if (waits && *claim == own) {
-            sums[place] += value;
-            waits = false;
+#pragma unroll
+      for (int k = 0; k < kStepsAhead; ++k) fetch(ahead[k], k * at_once);
+      for (int32_t first = 0; first < total; first += kStepsAhead * at_once) {
+#pragma unroll
+        for (int k = 0; k < kStepsAhead; ++k) {
+          PoolBin<T> &bin = ahead[k];
+          const int32_t named_row = int32_t(call.by_w.divide(uint32_t(bin.named)));
+          const int32_t row = named_row - row0;
+          const int32_t column = bin.named - named_row * problem.w - column0;
+          const bool adds = bin.named >= 0 && bin.rows.has(row) && bin.columns.has(column);
+          const int32_t place = adds ? row * call.columns + column : -1 - lane;
+          const Real value = Real(bin.value);
+          fetch(bin, first + (kStepsAhead + k) * at_once);
+          const unsigned same = __match_any_sync(kAllLanes, place);
+          const int32_t turn = __popc(same & ((1u << lane) - 1));
+          if (adds && turn == 0) sums[place] += value;
+          __syncwarp();
+          for (int32_t now = 1; __any_sync(kAllLanes, turn >= now); ++now) {
+            if (turn == now) sums[place] += value;
+            __syncwarp();
           }
         }
       }
     }
-    T *const to = static_cast<T *>(dinput.data) + dinput.plane(n, c);
-    __syncthreads();
-    for (int32_t i = thread; i < rows * call.columns; i += kPartThreads) {
-      const int32_t row = int32_t(call.by_columns.divide(uint32_t(i)));
-      const int32_t column = i - row * call.columns;
-      if (column >= columns) continue;
-      T &at = to[dinput.cell(row0 + row, column0 + column)];
-      at = T(backward.accumulate ? Real(at) + sums[i] : sums[i]);
+    if (c >= problem.c) continue;
+    __syncwarp();
+    T *const to = static_cast<T *>(dinput.data) + dinput.plane(n, c) + dinput.cell(row0, column0);
+    const auto sum_of = [&](T before, Real sum) { return T(backward.accumulate ? Real(before) + sum : sum); };
+    if (call.packs) {
+      using Pack = RoiPack<T, kVector>;
+      for (int32_t i = lane; i < rows * columns / kVector; i += kLanes) {
+        Pack *const at = reinterpret_cast<Pack *>(to) + i;
+        Pack pack = {};
+        if (backward.accumulate) pack = *at;
+#pragma unroll
+        for (int v = 0; v < kVector; ++v) pack.value[v] = sum_of(pack.value[v], packed[i].value[v]);
+        *at = pack;
+      }
+    } else {
+      for (int32_t i = lane; i < rows * call.columns; i += kLanes) {
+        const int32_t row = int32_t(call.by_columns.divide(uint32_t(i)));
+        const int32_t column = i - row * call.columns;
+        if (column < columns) to[dinput.cell(row, column)] = sum_of(to[dinput.cell(row, column)], sums[i]);
+      }
     }
+    __syncwarp();
   }
 }
 
@@ -257,30 +328,39 @@ void backward(const RoiPoolBackward &call, Stream stream) {
   using Real = typename ImageReal<T>::type;
   const RoiProblem &problem = call.problem;
   const bool channels_last = call.doutput.channel == 1 && problem.c > 1;
-  if (!channels_last && int64_t(problem.h) * problem.w <= INT32_MAX &&
-      int64_t(problem.pooled_h) * problem.pooled_w <= kMostPartBins && problem.rois <= INT32_MAX - kPartThreads) {
-    constexpr int32_t kCells = kPartBytes<Real> / int32_t(sizeof(Real));
-    // Blocks that fill a large GPU, if cells can be shared out among as many.
-    constexpr int64_t kManyBlocks = 512;
-    constexpr int32_t kFewestRows = 8;
-    PoolPartsCall parts = {};
-    parts.backward = call;
-    parts.across = int32_t(ceil_div(problem.w, kCells));
-    parts.columns = int32_t(ceil_div(problem.w, parts.across));
-    parts.rows = std::min(problem.h, kCells / parts.columns);
-    const int64_t planes = problem.n * problem.c;
-    while (parts.rows > kFewestRows && planes * parts.across * ceil_div(problem.h, parts.rows) < kManyBlocks)
-      parts.rows = (parts.rows + 1) / 2;
-    parts.down = int32_t(ceil_div(problem.h, parts.rows));
-    parts.rows = int32_t(ceil_div(problem.h, parts.down));
-    parts.by_w = Divider(uint32_t(problem.w));
-    parts.by_pw = Divider(uint32_t(std::max(problem.pooled_w, 1)));
-    parts.by_bins = Divider(uint32_t(std::max(problem.pooled_h * problem.pooled_w, 1)));
-    parts.by_columns = Divider(uint32_t(parts.columns));
-    parts.tasks = planes * parts.down * parts.across;
-    const size_t shared = size_t(parts.rows) * parts.columns * sizeof(Real);
-    allow_roi_shared(roi_pool_parts<T>, shared);
-    launch(roi_pool_parts<T>, {std::min(parts.tasks, kMostBlocks), kPartThreads, shared}, stream, parts);
+  PoolBandsCall bands = {};
+  bands.backward = call;
+  bands.chunks = int32_t(std::max<int64_t>(ceil_div(problem.pooled_w, kLanes), 1));
+  bands.batch = 1;
+  if (!channels_last && int64_t(problem.h) * problem.w <= INT32_MAX && bands.list_bytes() <= kListBytes) {
+    bands.batch = int32_t(std::min<int64_t>(kListBytes / std::max<int64_t>(bands.list_bytes(), 1), kBandThreads));
+    constexpr int32_t kCells = int32_t(kBandBytes<Real> / kBandWarps / int64_t(sizeof(Real)));
+    constexpr int kVector = int(kRoiVector / int64_t(sizeof(Real)));
+    // Blocks that fill a large GPU, if rows can be shared out among as many.
+    constexpr int64_t kManyBlocks = 264;
+    constexpr int32_t kFewestRows = 4;
+    bands.across = int32_t(ceil_div(problem.w, kCells));
+    bands.columns = int32_t(ceil_div(problem.w, bands.across));
+    bands.rows = std::min(problem.h, kCells / bands.columns);
+    bands.groups = ceil_div(problem.c, kBandWarps);
+    const int64_t blocks = problem.n * bands.groups * bands.across;
+    while (bands.rows > kFewestRows && blocks * ceil_div(problem.h, bands.rows) < kManyBlocks)
+      bands.rows = (bands.rows + 1) / 2;
+    bands.down = int32_t(ceil_div(problem.h, bands.rows));
+    bands.rows = int32_t(ceil_div(problem.h, bands.down));
+    bands.by_columns = Divider(uint32_t(bands.columns));
+    bands.by_w = Divider(uint32_t(problem.w));
+    bands.by_pw = Divider(uint32_t(std::max(problem.pooled_w, 1)));
+    bands.by_parts = Divider(uint32_t(std::max(bands.parts(), 1)));
+    bands.tasks = blocks * bands.down;
+    const ImageView &to = call.dinput;
+    const auto whole = [](int64_t elements) { return elements % kVector == 0; };
+    bands.packs = bands.across == 1 && to.column == 1 && to.row == problem.w && whole(problem.w) && whole(to.channel) &&
+                  whole(to.batch) && reinterpret_cast<uintptr_t>(to.data) % (kVector * sizeof(T)) == 0;
+    const int64_t sums = kBandWarps * ceil_div(int64_t(bands.rows) * bands.columns, kVector) * kRoiVector;
+    const size_t shared = size_t(sums + bands.list_bytes());
+    allow_roi_shared(roi_pool_bands<T>, shared);
+    launch(roi_pool_bands<T>, {std::min(bands.tasks, kMostBlocks), kBandThreads, shared}, stream, bands);
     return;
   }
   constexpr size_t kShared = sizeof(Real) * kTileWarps * kTileCells * kTileStride;
