@@ -125,7 +125,8 @@ struct RoiAlignTilesCall {
   int32_t across;  // tiles
   int32_t parts;   // blocks that share the channels
   int64_t tasks;   // of all images and parts
-  bool packs;      // whether kRoiVector bytes of a row can be written at once
+  int32_t splits;  // warps of a block that share a tile's steps, if tiles are few
+  bool cleared;    // already, so that tiles without RoIs are done
 };
 
 // What some neighbouring bins of a row add to a tile.
@@ -168,11 +169,14 @@ class RoiTile {
       for (int j = 0; j < kTileSide; ++j) sum_[i][j] = 0;
   }
 
-  // `given` are the lane's gradients. The next step's are on their way while one is worked on.
-  __device__ __forceinline__ void add(const TileStep<Real> *steps, int32_t count, const T *given, int64_t column) {
+  // Every so many of the steps. `given` are the lane's gradients; the next step's are on their way while one is worked
+  // on.
+  __device__ __forceinline__ void add(const TileStep<Real> *steps, int32_t first, int32_t every, int32_t count,
+                                      const T *given, int64_t column) {
+    if (first >= count) return;
     T coming[kStepBins];
-    load(coming, given + steps[0].offset, column, steps[0].bins);
-    for (int32_t s = 0; s < count; ++s) {
+    load(coming, given + steps[first].offset, column, steps[first].bins);
+    for (int32_t s = first; s < count; s += every) {
       const TileStep<Real> &step = steps[s];
       Real value[kStepBins];
       bool odd = false;
@@ -181,7 +185,7 @@ class RoiTile {
         value[k] = Real(coming[k]);
         odd = odd || !(fabs(value[k]) < kSafe);
       }
-      if (s + 1 < count) load(coming, given + steps[s + 1].offset, column, steps[s + 1].bins);
+      if (s + every < count) load(coming, given + steps[s + every].offset, column, steps[s + every].bins);
       if (__any_sync(kAllLanes, odd))
         add_step<true>(value, step);
       else
@@ -346,24 +350,6 @@ __device__ inline int32_t find_rois(const RoiAlignTilesCall &call, int64_t from,
   return __shfl_sync(kAllLanes, upto, kLanes - 1);
 }
 
-// Of a tile that no RoI touches, a warp's channels, 16 bytes a lane at once.
-template <class T>
-__device__ inline void clear_tile(const RoiAlignTilesCall &call, int32_t n, int64_t c0, int32_t channels, int32_t row,
-                                  int32_t column) {
-  constexpr int kCount = int(kRoiVector / int64_t(sizeof(T)));
-  constexpr int kAcross = kTileSide / kCount;
-  constexpr int kBeside = kLanes / (kTileSide * kAcross);
-  const ImageView &dinput = call.backward.dinput;
-  if (call.backward.accumulate) return;
-  const int lane = int(threadIdx.x % kLanes);
-  const int32_t x = column + lane % kAcross * kCount;
-  const int32_t y = row + lane / kAcross % kTileSide;
-  if (x >= call.backward.problem.w || y >= call.backward.problem.h) return;
-  T *const to = static_cast<T *>(dinput.data) + dinput.plane(n, c0) + dinput.cell(y, x);
-  for (int c = lane / (kTileSide * kAcross); c < channels; c += kBeside)
-    *reinterpret_cast<int4 *>(to + c * dinput.channel) = make_int4(0, 0, 0, 0);
-}
-
 template <class T>
 __global__ void __launch_bounds__(kMostTileThreads, sizeof(T) == sizeof(double) ? 1 : 2)
     roi_align_tiles(const __grid_constant__ RoiAlignTilesCall call) {
@@ -377,10 +363,11 @@ __global__ void __launch_bounds__(kMostTileThreads, sizeof(T) == sizeof(double) 
   const ImageView &dinput = call.backward.dinput;
   const int lane = int(threadIdx.x % kLanes);
   const int warp = int(threadIdx.x / kLanes);
+  const int32_t split = warp % call.splits;
   wait_for_earlier_work();
 
   for (int64_t task = blockIdx.x; task < call.tasks; task += gridDim.x) {
-    const int64_t c0 = task % call.parts * blockDim.x + warp * kLanes;
+    const int64_t c0 = task % call.parts * (blockDim.x / call.splits) + warp / call.splits * kLanes;
     const int64_t place = task / call.parts;
     const int32_t tile_column = int32_t(place % call.across);
     const int32_t tile_row = int32_t(place / call.across % call.down);
@@ -400,59 +387,94 @@ __global__ void __launch_bounds__(kMostTileThreads, sizeof(T) == sizeof(double) 
           for (int32_t s = warp * kLanes; s < some; s += int32_t(blockDim.x))
             of.write(steps + s + lane, begin + s + lane);
           __syncthreads();
-          if (channels > 0) tile.add(steps, some, given, doutput.column);
+          if (channels > 0) tile.add(steps, split, call.splits, some, given, doutput.column);
           __syncthreads();
         }
       }
     }
-    if (channels <= 0) continue;
-    if (empty && call.packs) {
-      clear_tile<T>(call, n, c0, channels, tile_row * kTileSide, tile_column * kTileSide);
-      continue;
-    }
+    if (empty && call.cleared) continue;
 
     // Channels lie far apart, or side by side; in the first case a warp writes some cells of several.
+    const bool last = dinput.channel == 1 && problem.c > 1;
     const int32_t row = tile_row * kTileSide;
     const int32_t column = tile_column * kTileSide;
-    T *to = static_cast<T *>(dinput.data) + dinput.plane(n, c0) + dinput.cell(row, column);
     const int32_t rows = min(problem.h - row, kTileSide);
     const int32_t columns = min(problem.w - column, kTileSide);
-    const auto store = [&](T *cell, Real sum) { *cell = T(call.backward.accumulate ? Real(*cell) + sum : sum); };
-    if (dinput.channel == 1 && problem.c > 1) {
-      to += lane;
-#pragma unroll
-      for (int i = 0; i < kTileSide; ++i) {
-        T *cell = to;
-#pragma unroll
-        for (int j = 0; j < kTileSide; ++j) {
-          if (lane < channels && i < rows && j < columns) store(cell, tile.sum(i, j));
-          cell += dinput.column;
-        }
-        to += dinput.row;
-      }
-      continue;
-    }
     constexpr int kBeside = kLanes / kTileSide;
     Real *const turn = reinterpret_cast<Real *>(shared) + warp * kLanes * kTurnedRow;
     const int32_t own = lane % kTileSide;
     const int32_t first = lane / kTileSide;
-    const int32_t last = own < columns ? channels : 0;
-    to += first * dinput.channel + own * dinput.column;
+    T *to = static_cast<T *>(dinput.data) + dinput.plane(n, c0) + dinput.cell(row, column);
+    to += last ? lane : first * dinput.channel + own * dinput.column;
+    const auto meet = [&] {
+      if (call.splits > 1)
+        __syncthreads();
+      else
+        __syncwarp();
+    };
+    const auto store = [&](T *cell, int32_t at) {
+      Real sum = turn[at];
+      for (int32_t other = 1; other < call.splits; ++other) sum += turn[other * kLanes * kTurnedRow + at];
+      *cell = T(call.backward.accumulate ? Real(*cell) + sum : sum);
+    };
 #pragma unroll
     for (int i = 0; i < kTileSide; ++i) {
 #pragma unroll
       for (int j = 0; j < kTileSide; ++j) turn[lane * kTurnedRow + j] = tile.sum(i, j);
-      __syncwarp();
+      meet();
       T *cell = to;
+      if (split == 0 && i < rows) {
 #pragma unroll
-      for (int k = 0; k < kTileSide; ++k) {
-        if (first + k * kBeside < last && i < rows) store(cell, turn[(first + k * kBeside) * kTurnedRow + own]);
-        cell += kBeside * dinput.channel;
+        for (int k = 0; k < kTileSide; ++k) {
+          if (last) {
+            if (lane < channels && k < columns) store(cell, lane * kTurnedRow + k);
+            cell += dinput.column;
+          } else {
+            if (first + k * kBeside < channels && own < columns) store(cell, (first + k * kBeside) * kTurnedRow + own);
+            cell += kBeside * dinput.channel;
+          }
+        }
       }
       to += dinput.row;
-      __syncwarp();
+      meet();
     }
   }
+}
+
+// Starts while the kernel before it runs, which has waited for what used the map before; what follows must wait for
+// both.
+template <class T>
+__global__ void __launch_bounds__(kRoiThreads)
+    roi_clear(const __grid_constant__ ImageView to, RoiProblem problem, int64_t packs, int64_t cells) {
+  const int64_t first = int64_t(blockIdx.x) * kRoiThreads + threadIdx.x;
+  const int64_t step = int64_t(gridDim.x) * kRoiThreads;
+  for (int64_t i = first; i < packs; i += step) static_cast<int4 *>(to.data)[i] = make_int4(0, 0, 0, 0);
+  for (int64_t i = first; i < cells; i += step) {
+    const int64_t row = i / problem.w;
+    const int64_t plane = row / problem.h;
+    static_cast<T *>(
+        to.data)[to.plane(plane / problem.c, plane % problem.c) + to.cell(row % problem.h, i % problem.w)] = T(0.0f);
+  }
+  wait_for_earlier_work();
+}
+
+// Whether a map lies in one piece that can be written by vectors.
+template <class T>
+bool lies_in_packs(const RoiProblem &problem, const ImageView &map) {
+  return map.column == 1 && map.row == problem.w && map.channel == int64_t(problem.h) * problem.w &&
+         map.batch == problem.c * map.channel && reinterpret_cast<uintptr_t>(map.data) % kRoiVector == 0 &&
+         problem.n * map.batch * int64_t(sizeof(T)) % kRoiVector == 0;
+}
+
+// After a kernel that has waited for what came earlier.
+template <class T>
+void clear_map(const RoiProblem &problem, const ImageView &map, Stream stream) {
+  constexpr int64_t kEnoughBlocks = 1024;
+  const int64_t cells = problem.n * problem.c * problem.h * problem.w;
+  const bool packs = lies_in_packs<T>(problem, map);
+  const int64_t count = packs ? cells * int64_t(sizeof(T)) / kRoiVector : cells;
+  launch(roi_clear<T>, {std::min(ceil_div(count, kRoiThreads), kEnoughBlocks), kRoiThreads, 0, true}, stream, map,
+         problem, packs ? count : 0, packs ? 0 : count);
 }
 
 // A thread for each cell; for maps so large that lists of them would be long.
@@ -545,14 +567,18 @@ void roi_align_backward_cuda_of(const RoiAlignBackward &call, Stream stream) {
   const int64_t places = problem.n * tiles.down * tiles.across;
   const int64_t groups = ceil_div(problem.c, kLanes);
   int64_t warps = std::min<int64_t>(groups, kMostTileWarps);
+  const bool few_tiles = places * ceil_div(groups, warps) < kManyBlocks;
   while (warps > 1 && places * ceil_div(groups, warps) < kManyBlocks) warps = (warps + 1) / 2;
   tiles.parts = int32_t(ceil_div(groups, warps));
   warps = ceil_div(groups, tiles.parts);
+  tiles.splits = few_tiles ? int32_t(kMostTileWarps / warps) : 1;
+  warps *= tiles.splits;
   tiles.tasks = places * tiles.parts;
-  const ImageView &to = call.dinput;
-  const auto whole = [](int64_t elements) { return elements * int64_t(sizeof(T)) % kRoiVector == 0; };
-  tiles.packs = to.column == 1 && whole(problem.w) && whole(to.row) && whole(to.channel) && whole(to.batch) &&
-                reinterpret_cast<uintptr_t>(to.data) % kRoiVector == 0;
+  // Where RoIs leave most tiles alone, zeros are written faster in the map's order.
+  constexpr int64_t kTilesOfRoi = 64;
+  tiles.cleared = !call.accumulate && problem.rois > 0 && problem.rois * kTilesOfRoi <= places &&
+                  lies_in_packs<T>(problem, call.dinput);
+  if (tiles.cleared) clear_map<T>(problem, call.dinput, stream);
   const size_t turn = size_t(warps) * kLanes * kTurnedRow * sizeof(Real);
   allow_roi_shared(roi_align_tiles<T>, turn);
   launch(roi_align_tiles<T>, {std::min(tiles.tasks, kMostBlocks), int(warps) * kLanes, turn, true}, stream, tiles);

@@ -17,16 +17,8 @@ constexpr int kBandWarps = kBandThreads / kLanes;
 template <class Real>
 constexpr int64_t kBandBytes = sizeof(Real) == sizeof(double) ? 64 * 1024 : 76 * 1024;
 constexpr int64_t kListBytes = 22 * 1024;
-// Steps whose bins are on their way.
-constexpr int kStepsAhead = 4;
-
-// A RoI over a block's cells.
-template <class Real>
-struct PoolItem {
-  int32_t roi;
-  Real y_start, y_bin;
-  Real x_start, x_bin;
-};
+// Steps that are worked on together, while the bins of as many are on their way.
+constexpr int kStepsAtOnce = 4;
 
 // The cells of a block that a bin has along an axis, both ends in 16 bits.
 class PoolReach {
@@ -53,8 +45,6 @@ struct PoolBandsCall {
   RoiPoolBackward backward;
   Divider by_columns;
   Divider by_w;
-  Divider by_pw;
-  Divider by_parts;
   int32_t batch;   // RoIs that a block looks at before it works on those that touch its cells
   int32_t chunks;  // of a row of bins
   int32_t rows;
@@ -71,58 +61,74 @@ struct PoolBandsCall {
   }
 };
 
-// The place of a thread's element among those of the block that are chosen, and how many these are. For all threads.
-struct PoolPlace {
-  int32_t before;
-  int32_t count;
+// Sums of two counts, of RoIs and of steps.
+class PoolCounts {
+ public:
+  __device__ PoolCounts(int32_t rois, int32_t steps) : both_(uint32_t(rois) | uint32_t(steps) << kRoiBits) {}
+  __device__ int32_t rois() const { return int32_t(both_ & ((1u << kRoiBits) - 1)); }
+  __device__ int32_t steps() const { return int32_t(both_ >> kRoiBits); }
+
+  // Those of the threads before this one, and in `all` those of all threads. For all threads of a block.
+  __device__ static PoolCounts before(PoolCounts own, uint32_t (&of_warps)[kBandWarps], PoolCounts &all) {
+    const int lane = int(threadIdx.x % kLanes);
+    const int warp = int(threadIdx.x / kLanes);
+    uint32_t upto = own.both_;
+    for (int distance = 1; distance < kLanes; distance *= 2) {
+      const uint32_t other = __shfl_up_sync(kAllLanes, upto, unsigned(distance));
+      if (lane >= distance) upto += other;
+    }
+    __syncthreads();
+    if (lane == kLanes - 1) of_warps[warp] = upto;
+    __syncthreads();
+    uint32_t before = upto - own.both_;
+    uint32_t sum = 0;
+#pragma unroll
+    for (int k = 0; k < kBandWarps; ++k) {
+      before += k < warp ? of_warps[k] : 0;
+      sum += of_warps[k];
+    }
+    all.both_ = sum;
+    own.both_ = before;
+    return own;
+  }
+
+ private:
+  static constexpr int kRoiBits = 10;
+  static_assert(kBandThreads < 1 << kRoiBits && kListBytes / int64_t(sizeof(PoolStep)) < int64_t(1) << (32 - kRoiBits));
+
+  uint32_t both_;
 };
 
-__device__ inline PoolPlace place_among(bool chosen, int32_t (&counts)[kBandWarps]) {
-  const int lane = int(threadIdx.x % kLanes);
-  const int warp = int(threadIdx.x / kLanes);
-  const unsigned word = __ballot_sync(kAllLanes, chosen);
-  __syncthreads();
-  if (lane == 0) counts[warp] = __popc(word);
-  __syncthreads();
-  PoolPlace place = {__popc(word & ((1u << lane) - 1)), 0};
-#pragma unroll
-  for (int k = 0; k < kBandWarps; ++k) {
-    place.before += k < warp ? counts[k] : 0;
-    place.count += counts[k];
-  }
-  return place;
-}
-
 // What a lane adds in a step.
-template <class T>
+template <class T, class Index>
 struct PoolBin {
-  int32_t named;
+  Index named;
   T value;
   PoolReach rows;
   PoolReach columns;
 };
 
-template <class T>
+template <class T, class Index>
 __global__ void __launch_bounds__(kBandThreads, 2) roi_pool_bands(const __grid_constant__ PoolBandsCall call) {
   using Real = typename ImageReal<T>::type;
   constexpr int kVector = int(kRoiVector / int64_t(sizeof(Real)));
   extern __shared__ __align__(16) char shared[];
-  __shared__ PoolItem<Real> items[kBandThreads];
-  __shared__ int32_t counts[kBandWarps];
+  __shared__ int32_t roi_of[kBandThreads];
+  __shared__ uint32_t counts[kBandWarps];
   const RoiPoolBackward &backward = call.backward;
   const RoiProblem &problem = backward.problem;
   const ImageView &doutput = backward.doutput;
   const ImageView &dinput = backward.dinput;
-  const RoiIndices &argmax = backward.argmax;
+  const ImageView &argmax = backward.argmax.view;
   const int32_t thread = int32_t(threadIdx.x);
   const int lane = thread % kLanes;
   const int warp = thread / kLanes;
   const int32_t cells = problem.h * problem.w;
+  const int32_t ph_count = problem.pooled_h;
   const int32_t pw_count = problem.pooled_w;
-  const int32_t parts = problem.pooled_h * call.chunks;
-  // Steps that a warp takes at once, side by side.
+  // Steps that a warp takes side by side.
   const int32_t step_lanes = max(min(pw_count, kLanes), 1);
-  const int32_t at_once = kLanes / step_lanes;
+  const int32_t beside = kLanes / step_lanes;
   const int32_t own_step = SmallDivider(step_lanes).divide(lane);
   const int32_t own_bin = lane - own_step * step_lanes;
   const int32_t packs = (call.rows * call.columns + kVector - 1) / kVector;
@@ -130,7 +136,7 @@ __global__ void __launch_bounds__(kBandThreads, 2) roi_pool_bands(const __grid_c
   RoiPack<Real, kVector> *const packed = sums_of_all + warp * packs;
   Real *const sums = packed->value;
   PoolStep *const steps = reinterpret_cast<PoolStep *>(sums_of_all + kBandWarps * packs);
-  PoolReach *const reaches = reinterpret_cast<PoolReach *>(steps + call.batch * parts);
+  PoolReach *const reaches = reinterpret_cast<PoolReach *>(steps + call.batch * ph_count * call.chunks);
   for (int64_t task = blockIdx.x; task < call.tasks; task += gridDim.x) {
     const int32_t bands = call.down * call.across;
     const int32_t band = int32_t(task % bands);
@@ -146,71 +152,88 @@ __global__ void __launch_bounds__(kBandThreads, 2) roi_pool_bands(const __grid_c
         return reach.first < first + count && reach.first + reach.count > first;
       };
       const int64_t r = from + thread;
-      bool touches = false;
       RoiPoolGeometry<Real> roi;
+      int32_t first_ph = 0;
+      int32_t end_ph = 0;
       if (thread < call.batch && r < problem.rois && backward.rois.batch(r, int32_t(problem.n)) == n) {
         roi = roi_pool_geometry<Real>(problem, backward.rois, r);
-        touches = roi.batch == n && meets(roi.y.reach_of_all(problem.pooled_h), row0, rows) &&
-                  meets(roi.x.reach_of_all(pw_count), column0, columns);
+        if (roi.batch == n && meets(roi.y.reach_of_all(ph_count), row0, rows) &&
+            meets(roi.x.reach_of_all(pw_count), column0, columns)) {
+          while (first_ph < ph_count && !meets(roi.y.reach(first_ph), row0, rows)) ++first_ph;
+          end_ph = first_ph;
+          while (end_ph < ph_count && meets(roi.y.reach(end_ph), row0, rows)) ++end_ph;
+        }
       }
-      const PoolPlace item = place_among(touches, counts);
-      if (item.count == 0) continue;
-      if (touches) items[item.before] = {int32_t(r), roi.y.start, roi.y.bin, roi.x.start, roi.x.bin};
-      __syncthreads();
-      for (int32_t i = thread; i < item.count * pw_count; i += kBandThreads) {
-        const int32_t of = int32_t(call.by_pw.divide(uint32_t(i)));
-        const RoiPoolAxis<Real> axis = {items[of].x_start, items[of].x_bin, problem.w};
-        reaches[i] = PoolReach(axis.reach(i - of * pw_count), column0, columns);
-      }
-      int32_t total = 0;
-      for (int32_t first = 0; first < item.count * parts; first += kBandThreads) {
-        const int32_t of = int32_t(call.by_parts.divide(uint32_t(first + thread)));
-        const int32_t part = first + thread - of * parts;
-        RoiCells reach = {0, 0};
-        if (of < item.count)
-          reach = RoiPoolAxis<Real>{items[of].y_start, items[of].y_bin, problem.h}.reach(part / call.chunks);
-        const bool reached = meets(reach, row0, rows);
-        const PoolPlace step = place_among(reached, counts);
-        if (reached) steps[total + step.before] = {uint16_t(of), uint16_t(part), PoolReach(reach, row0, rows)};
-        total += step.count;
+      PoolCounts all(0, 0);
+      const PoolCounts own(end_ph > first_ph, (end_ph - first_ph) * call.chunks);
+      const PoolCounts before = PoolCounts::before(own, counts, all);
+      if (end_ph > first_ph) {
+        const int32_t item = before.rois();
+        roi_of[item] = int32_t(r);
+        for (int32_t pw = 0; pw < pw_count; ++pw)
+          reaches[item * pw_count + pw] = PoolReach(roi.x.reach(pw), column0, columns);
+        PoolStep *to = steps + before.steps();
+        for (int32_t ph = first_ph; ph < end_ph; ++ph) {
+          const PoolReach reach(roi.y.reach(ph), row0, rows);
+          for (int32_t chunk = 0; chunk < call.chunks; ++chunk)
+            *to++ = {uint16_t(item), uint16_t(ph * call.chunks + chunk), reach};
+        }
       }
       __syncthreads();
       if (c >= problem.c) continue;
 
-      PoolBin<T> ahead[kStepsAhead];
-      const auto fetch = [&](PoolBin<T> &to, int32_t first) {
-        to = {-1, T(Real(0)), {}, {}};
-        if (own_step >= at_once || first + own_step >= total) return;
-        const PoolStep step = steps[first + own_step];
-        const int32_t ph = call.chunks == 1 ? step.part : step.part / call.chunks;
-        const int32_t pw = own_bin + (step.part - ph * call.chunks) * kLanes;
-        if (pw >= pw_count) return;
-        const int64_t of = items[step.item].roi;
-        to.rows = step.rows;
-        to.columns = reaches[step.item * pw_count + pw];
-        const int64_t index = argmax.get(argmax.view.plane(of, c) + argmax.view.cell(ph, pw));
-        to.named = index >= 0 && index < cells ? int32_t(index) : -1;
-        to.value = static_cast<const T *>(doutput.data)[doutput.plane(of, c) + doutput.cell(ph, pw)];
+      const int32_t total = all.steps();
+      PoolBin<T, Index> ahead[kStepsAtOnce];
+      // What is loaded isn't looked at before the steps in hand are done.
+      const auto fetch = [&](int32_t first) {
+#pragma unroll
+        for (int k = 0; k < kStepsAtOnce; ++k) {
+          PoolBin<T, Index> &bin = ahead[k];
+          const int32_t s = first + k * beside + own_step;
+          bin.named = -1;
+          bin.rows = {};
+          if (own_step >= beside || s >= total) continue;
+          const PoolStep step = steps[s];
+          const int32_t ph = call.chunks == 1 ? step.part : step.part / call.chunks;
+          const int32_t pw = own_bin + (step.part - ph * call.chunks) * kLanes;
+          if (pw >= pw_count) continue;
+          const int64_t of = roi_of[step.item];
+          bin.rows = step.rows;
+          bin.columns = reaches[step.item * pw_count + pw];
+          bin.named = static_cast<const Index *>(argmax.data)[argmax.plane(of, c) + argmax.cell(ph, pw)];
+          bin.value = static_cast<const T *>(doutput.data)[doutput.plane(of, c) + doutput.cell(ph, pw)];
+        }
       };
+      fetch(0);
+      for (int32_t first = 0; first < total; first += kStepsAtOnce * beside) {
+        Real value[kStepsAtOnce];
+        int32_t place[kStepsAtOnce];
 #pragma unroll
-      for (int k = 0; k < kStepsAhead; ++k) fetch(ahead[k], k * at_once);
-      for (int32_t first = 0; first < total; first += kStepsAhead * at_once) {
-#pragma unroll
-        for (int k = 0; k < kStepsAhead; ++k) {
-          PoolBin<T> &bin = ahead[k];
-          const int32_t named_row = int32_t(call.by_w.divide(uint32_t(bin.named)));
+        for (int k = 0; k < kStepsAtOnce; ++k) {
+          const PoolBin<T, Index> &bin = ahead[k];
+          const int32_t named = bin.named >= 0 && bin.named < cells ? int32_t(bin.named) : 0;
+          const int32_t named_row = int32_t(call.by_w.divide(uint32_t(named)));
           const int32_t row = named_row - row0;
-          const int32_t column = bin.named - named_row * problem.w - column0;
-          const bool adds = bin.named >= 0 && bin.rows.has(row) && bin.columns.has(column);
-          const int32_t place = adds ? row * call.columns + column : -1 - lane;
-          const Real value = Real(bin.value);
-          fetch(bin, first + (kStepsAhead + k) * at_once);
-          const unsigned same = __match_any_sync(kAllLanes, place);
-          const int32_t turn = __popc(same & ((1u << lane) - 1));
-          if (adds && turn == 0) sums[place] += value;
+          const int32_t column = named - named_row * problem.w - column0;
+          const bool adds = named == bin.named && bin.rows.has(row) && bin.columns.has(column);
+          place[k] = adds ? row * call.columns + column : -1 - lane;
+          value[k] = Real(bin.value);
+        }
+        fetch(first + kStepsAtOnce * beside);
+        int32_t turn[kStepsAtOnce];
+        bool more[kStepsAtOnce];
+#pragma unroll
+        for (int k = 0; k < kStepsAtOnce; ++k)
+          turn[k] = __popc(__match_any_sync(kAllLanes, place[k]) & ((1u << lane) - 1));
+#pragma unroll
+        for (int k = 0; k < kStepsAtOnce; ++k) more[k] = __any_sync(kAllLanes, turn[k] > 0);
+#pragma unroll
+        for (int k = 0; k < kStepsAtOnce; ++k) {
+          if (place[k] >= 0 && turn[k] == 0) sums[place[k]] += value[k];
           __syncwarp();
-          for (int32_t now = 1; __any_sync(kAllLanes, turn >= now); ++now) {
-            if (turn == now) sums[place] += value;
+          if (!more[k]) continue;
+          for (int32_t now = 1; __any_sync(kAllLanes, turn[k] >= now); ++now) {
+            if (turn[k] == now) sums[place[k]] += value[k];
             __syncwarp();
           }
         }
@@ -350,8 +373,6 @@ void backward(const RoiPoolBackward &call, Stream stream) {
     bands.rows = int32_t(ceil_div(problem.h, bands.down));
     bands.by_columns = Divider(uint32_t(bands.columns));
     bands.by_w = Divider(uint32_t(problem.w));
-    bands.by_pw = Divider(uint32_t(std::max(problem.pooled_w, 1)));
-    bands.by_parts = Divider(uint32_t(std::max(bands.parts(), 1)));
     bands.tasks = blocks * bands.down;
     const ImageView &to = call.dinput;
     const auto whole = [](int64_t elements) { return elements % kVector == 0; };
@@ -359,8 +380,14 @@ void backward(const RoiPoolBackward &call, Stream stream) {
                   whole(to.batch) && reinterpret_cast<uintptr_t>(to.data) % (kVector * sizeof(T)) == 0;
     const int64_t sums = kBandWarps * ceil_div(int64_t(bands.rows) * bands.columns, kVector) * kRoiVector;
     const size_t shared = size_t(sums + bands.list_bytes());
-    allow_roi_shared(roi_pool_bands<T>, shared);
-    launch(roi_pool_bands<T>, {std::min(bands.tasks, kMostBlocks), kBandThreads, shared}, stream, bands);
+    const auto run = [&](auto kernel) {
+      allow_roi_shared(kernel, shared);
+      launch(kernel, {std::min(bands.tasks, kMostBlocks), kBandThreads, shared}, stream, bands);
+    };
+    if (call.argmax.wide)
+      run(roi_pool_bands<T, int64_t>);
+    else
+      run(roi_pool_bands<T, int32_t>);
     return;
   }
   constexpr size_t kShared = sizeof(Real) * kTileWarps * kTileCells * kTileStride;
