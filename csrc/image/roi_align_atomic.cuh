@@ -11,10 +11,6 @@
 
 namespace baracuda {
 
-// Sums of 16-bit numbers would be rounded at each addition.
-template <class T>
-constexpr bool kAddsAtomically = sizeof(T) >= sizeof(float);
-
 constexpr int kAddThreads = 256;
 constexpr int kAddWarps = kAddThreads / kLanes;
 
@@ -63,7 +59,15 @@ __global__ void __launch_bounds__(kAddThreads) roi_align_add(const __grid_consta
   }
 }
 
-// There is a RoI.
+// Sums of 16-bit numbers would be rounded at each addition, so there are none of them. A cell that many bins weigh is
+// found once by its tile, but waits here for each.
+template <class T>
+bool roi_align_adds_of(const RoiAlignProblem &problem) {
+  constexpr double kMostBins = 512;
+  const double bins = double(problem.rois) * problem.pooled_h * problem.pooled_w;
+  return problem.rois > 0 && bins <= kMostBins && roi_rows_shared<T>(problem, 1) > 0;
+}
+
 template <class T>
 void roi_align_add_cuda_of(const RoiAlignBackward &call, Stream stream) {
   const RoiAlignProblem &problem = call.problem;
