@@ -125,8 +125,8 @@ struct RoiAlignTilesCall {
   int32_t across;  // tiles
   int32_t parts;   // blocks that share the channels
   int64_t tasks;   // of all images and parts
-  int32_t splits;  // warps of a block that share a tile's steps, if tiles are few
-  bool cleared;    // already, so that tiles without RoIs are done
+  int32_t splits;
+  bool cleared;  // already, so that tiles without RoIs are done
 };
 
 // What some neighbouring bins of a row add to a tile.
@@ -173,7 +173,7 @@ class RoiTile {
   // on.
   __device__ __forceinline__ void add(const TileStep<Real> *steps, int32_t first, int32_t every, int32_t count,
                                       const T *given, int64_t column) {
-    if (first >= count) return;
+    if (every > 1 && first >= count) return;
     T coming[kStepBins];
     load(coming, given + steps[first].offset, column, steps[first].bins);
     for (int32_t s = first; s < count; s += every) {
@@ -190,6 +190,27 @@ class RoiTile {
         add_step<true>(value, step);
       else
         add_step<false>(value, step);
+    }
+  }
+
+  // Adds up the sums of as many neighbouring warps, of which each has its number and room for a row, in the first. For
+  // all threads of a block.
+  __device__ void collect(Real *room, int32_t number, int32_t warps) {
+    Real *const own = room + threadIdx.x % kLanes * kTurnedRow;
+#pragma unroll
+    for (int i = 0; i < kTileSide; ++i) {
+      if (number > 0) {
+#pragma unroll
+        for (int j = 0; j < kTileSide; ++j) own[j] = sum_[i][j];
+      }
+      __syncthreads();
+      if (number == 0) {
+        for (int32_t other = 1; other < warps; ++other) {
+#pragma unroll
+          for (int j = 0; j < kTileSide; ++j) sum_[i][j] += own[other * kLanes * kTurnedRow + j];
+        }
+      }
+      __syncthreads();
     }
   }
 
@@ -350,7 +371,8 @@ __device__ inline int32_t find_rois(const RoiAlignTilesCall &call, int64_t from,
   return __shfl_sync(kAllLanes, upto, kLanes - 1);
 }
 
-template <class T>
+// With splits, some neighbouring warps have the same channels and share the steps of their tile.
+template <class T, bool kSplits>
 __global__ void __launch_bounds__(kMostTileThreads, sizeof(T) == sizeof(double) ? 1 : 2)
     roi_align_tiles(const __grid_constant__ RoiAlignTilesCall call) {
   using Real = typename ImageReal<T>::type;
@@ -358,16 +380,18 @@ __global__ void __launch_bounds__(kMostTileThreads, sizeof(T) == sizeof(double) 
   __shared__ TileStep<Real> steps[kMostSteps];
   __shared__ uint32_t words[kRoiBatch / kLanes];
   __shared__ uint16_t found[kRoiBatch];
+  __shared__ bool touched;
   const RoiAlignProblem &problem = call.backward.problem;
   const ImageView &doutput = call.backward.doutput;
   const ImageView &dinput = call.backward.dinput;
   const int lane = int(threadIdx.x % kLanes);
   const int warp = int(threadIdx.x / kLanes);
-  const int32_t split = warp % call.splits;
+  const int32_t splits = kSplits ? call.splits : 1;
+  const int32_t split = kSplits ? warp % splits : 0;
   wait_for_earlier_work();
 
   for (int64_t task = blockIdx.x; task < call.tasks; task += gridDim.x) {
-    const int64_t c0 = task % call.parts * (blockDim.x / call.splits) + warp / call.splits * kLanes;
+    const int64_t c0 = task % call.parts * (blockDim.x / splits) + warp / splits * kLanes;
     const int64_t place = task / call.parts;
     const int32_t tile_column = int32_t(place % call.across);
     const int32_t tile_row = int32_t(place / call.across % call.down);
@@ -376,10 +400,10 @@ __global__ void __launch_bounds__(kMostTileThreads, sizeof(T) == sizeof(double) 
     // Lanes without a channel of their own take part with another's, and store nothing.
     const T *const given = static_cast<const T *>(doutput.data) + doutput.plane(0, c0 + min(lane, channels - 1));
     RoiTile<T> tile;
-    bool empty = true;
+    if (threadIdx.x == 0) touched = false;
     for (int64_t from = 0; from < problem.rois; from += kRoiBatch) {
       const int32_t count = find_rois(call, from, n, tile_row, tile_column, words, found);
-      empty = empty && count == 0;
+      if (threadIdx.x == 0 && count > 0) touched = true;
       for (int32_t k = 0; k < count; k += kLanes) {
         const TileSteps<Real> of(call, k + lane < count ? int32_t(from) + found[k + lane] : -1, tile_row, tile_column);
         for (int32_t begin = 0; begin < of.total(); begin += kMostSteps) {
@@ -387,56 +411,59 @@ __global__ void __launch_bounds__(kMostTileThreads, sizeof(T) == sizeof(double) 
           for (int32_t s = warp * kLanes; s < some; s += int32_t(blockDim.x))
             of.write(steps + s + lane, begin + s + lane);
           __syncthreads();
-          if (channels > 0) tile.add(steps, split, call.splits, some, given, doutput.column);
+          if (channels > 0) tile.add(steps, split, splits, some, given, doutput.column);
           __syncthreads();
         }
       }
     }
-    if (empty && call.cleared) continue;
+    if (call.cleared && !touched) continue;
+
+    if constexpr (kSplits) {
+      tile.collect(reinterpret_cast<Real *>(shared) + warp * kLanes * kTurnedRow, split, splits);
+      if (split > 0) continue;
+    }
+    if (channels <= 0) continue;
 
     // Channels lie far apart, or side by side; in the first case a warp writes some cells of several.
-    const bool last = dinput.channel == 1 && problem.c > 1;
     const int32_t row = tile_row * kTileSide;
     const int32_t column = tile_column * kTileSide;
+    T *to = static_cast<T *>(dinput.data) + dinput.plane(n, c0) + dinput.cell(row, column);
     const int32_t rows = min(problem.h - row, kTileSide);
     const int32_t columns = min(problem.w - column, kTileSide);
+    const auto store = [&](T *cell, Real sum) { *cell = T(call.backward.accumulate ? Real(*cell) + sum : sum); };
+    if (dinput.channel == 1 && problem.c > 1) {
+      to += lane;
+#pragma unroll
+      for (int i = 0; i < kTileSide; ++i) {
+        T *cell = to;
+#pragma unroll
+        for (int j = 0; j < kTileSide; ++j) {
+          if (lane < channels && i < rows && j < columns) store(cell, tile.sum(i, j));
+          cell += dinput.column;
+        }
+        to += dinput.row;
+      }
+      continue;
+    }
     constexpr int kBeside = kLanes / kTileSide;
     Real *const turn = reinterpret_cast<Real *>(shared) + warp * kLanes * kTurnedRow;
     const int32_t own = lane % kTileSide;
     const int32_t first = lane / kTileSide;
-    T *to = static_cast<T *>(dinput.data) + dinput.plane(n, c0) + dinput.cell(row, column);
-    to += last ? lane : first * dinput.channel + own * dinput.column;
-    const auto meet = [&] {
-      if (call.splits > 1)
-        __syncthreads();
-      else
-        __syncwarp();
-    };
-    const auto store = [&](T *cell, int32_t at) {
-      Real sum = turn[at];
-      for (int32_t other = 1; other < call.splits; ++other) sum += turn[other * kLanes * kTurnedRow + at];
-      *cell = T(call.backward.accumulate ? Real(*cell) + sum : sum);
-    };
+    const int32_t last = own < columns ? channels : 0;
+    to += first * dinput.channel + own * dinput.column;
 #pragma unroll
     for (int i = 0; i < kTileSide; ++i) {
 #pragma unroll
       for (int j = 0; j < kTileSide; ++j) turn[lane * kTurnedRow + j] = tile.sum(i, j);
-      meet();
+      __syncwarp();
       T *cell = to;
-      if (split == 0 && i < rows) {
 #pragma unroll
-        for (int k = 0; k < kTileSide; ++k) {
-          if (last) {
-            if (lane < channels && k < columns) store(cell, lane * kTurnedRow + k);
-            cell += dinput.column;
-          } else {
-            if (first + k * kBeside < channels && own < columns) store(cell, (first + k * kBeside) * kTurnedRow + own);
-            cell += kBeside * dinput.channel;
-          }
-        }
+      for (int k = 0; k < kTileSide; ++k) {
+        if (first + k * kBeside < last && i < rows) store(cell, turn[(first + k * kBeside) * kTurnedRow + own]);
+        cell += kBeside * dinput.channel;
       }
       to += dinput.row;
-      meet();
+      __syncwarp();
     }
   }
 }
@@ -580,8 +607,14 @@ void roi_align_backward_cuda_of(const RoiAlignBackward &call, Stream stream) {
                   lies_in_packs<T>(problem, call.dinput);
   if (tiles.cleared) clear_map<T>(problem, call.dinput, stream);
   const size_t turn = size_t(warps) * kLanes * kTurnedRow * sizeof(Real);
-  allow_roi_shared(roi_align_tiles<T>, turn);
-  launch(roi_align_tiles<T>, {std::min(tiles.tasks, kMostBlocks), int(warps) * kLanes, turn, true}, stream, tiles);
+  const auto run = [&](auto kernel) {
+    allow_roi_shared(kernel, turn);
+    launch(kernel, {std::min(tiles.tasks, kMostBlocks), int(warps) * kLanes, turn, true}, stream, tiles);
+  };
+  if (tiles.splits > 1)
+    run(roi_align_tiles<T, true>);
+  else
+    run(roi_align_tiles<T, false>);
 }
 
 }  // namespace baracuda
