@@ -1,251 +1,282 @@
 // SPDX-License-Identifier: Apache-2.0
-// RoI-pooling backward on the GPU, by gather, with the sums in shared memory. A warp owns a band of rows of a channel
-// and goes through the bins over it in their order, a lane a bin; of those that name the same cell the first adds
-// first. The warps of a block have the same band of different channels, and share the list of bins. With channels last
-// a warp owns a tile of cells of 32 channels, a lane a channel, and goes through the RoIs in their order.
+// RoI-pooling backward on the GPU, by gather, with the sums in shared memory. The map is cut into bands of rows, and
+// the bins over each band are listed once, into the workspace, in their order. A warp owns a band of a channel and goes
+// through the list, a lane a bin; of those that name the same cell the first adds first. Otherwise, and with channels
+// last, a warp owns a tile of cells of 32 channels, a lane a channel, and goes through the RoIs in their order.
 #include <algorithm>
 
 #include "image/roi_align.cuh"
 #include "image/roi_pool.h"
+#include "runtime/workspace.h"
 
 namespace baracuda {
 namespace {
 
 constexpr int kBandThreads = 256;
 constexpr int kBandWarps = kBandThreads / kLanes;
-// Sums of a block, and its lists, in bytes; two blocks run beside each other.
+// Blocks run beside each other on a multiprocessor, each with the sums of its warps, in bytes.
+constexpr int kBandBlocks = 3;
+constexpr int64_t kBandBytes = 72 * 1024;
+// Bins of a lane that are worked on together, while as many are on their way.
+constexpr int kBinsAtOnce = 4;
+constexpr int kListThreads = 1024;
+constexpr int kListWarps = kListThreads / kLanes;
+
+// A bin of a RoI, and which cells of a band it has.
+struct alignas(kRoiVector) PoolEntry {
+  int32_t roi;
+  int32_t bin;
+  uint16_t row;
+  uint16_t rows;
+  uint16_t column;
+  uint16_t columns;
+};
+
+struct PoolList {
+  int64_t begin;
+  int64_t count;
+};
+
+struct PoolBands {
+  int32_t rows;   // of a band; 0: there are none
+  int32_t count;  // of an image
+  Divider by_rows;
+  int64_t most;  // entries in all
+  PoolList *lists;
+  PoolEntry *entries;
+};
+
 template <class Real>
-constexpr int64_t kBandBytes = sizeof(Real) == sizeof(double) ? 64 * 1024 : 76 * 1024;
-constexpr int64_t kListBytes = 22 * 1024;
-// Steps that are worked on together, while the bins of as many are on their way.
-constexpr int kStepsAtOnce = 4;
+PoolBands pool_bands(const RoiProblem &problem, Workspace &space) {
+  PoolBands bands = {};
+  const int64_t cells = kBandBytes / kBandWarps / int64_t(sizeof(Real));
+  const int64_t bins = int64_t(problem.pooled_h) * problem.pooled_w;
+  if (problem.w > cells || problem.h == 0 || problem.w == 0 || problem.rois * bins > INT32_MAX / 2 ||
+      int64_t(problem.h) * problem.w > INT32_MAX)
+    return bands;
+  // Blocks that fill a large GPU, if rows can be shared out among as many.
+  constexpr int64_t kManyBlocks = 396;
+  constexpr int64_t kFewestRows = 4;
+  int64_t rows = std::min<int64_t>(problem.h, cells / problem.w);
+  const int64_t blocks = problem.n * ceil_div(problem.c, kBandWarps);
+  while (rows > kFewestRows && blocks * ceil_div(problem.h, rows) < kManyBlocks) rows = (rows + 1) / 2;
+  bands.count = int32_t(ceil_div(problem.h, rows));
+  bands.rows = int32_t(ceil_div(problem.h, bands.count));
+  bands.by_rows = Divider(uint32_t(bands.rows));
+  // The rows of all bins of a RoI add up to little more than the map, and each may begin and end within a band.
+  const int64_t row_bands = 2 * problem.pooled_h + (problem.h + 2 * problem.pooled_h) / bands.rows + 1;
+  bands.most = problem.rois * problem.pooled_w * row_bands;
+  bands.lists = space.take<PoolList>(problem.n * bands.count);
+  bands.entries = space.take<PoolEntry>(bands.most);
+  return bands;
+}
 
-// The cells of a block that a bin has along an axis, both ends in 16 bits.
-class PoolReach {
- public:
-  PoolReach() = default;
-  // Of the cells from `first` on.
-  __device__ PoolReach(const RoiCells &reach, int32_t first, int32_t count)
-      : bits_(uint32_t(max(reach.first - first, 0)) | uint32_t(max(min(reach.first + reach.count - first, count), 0))
-                                                          << 16) {}
-  __device__ bool has(int32_t cell) const { return cell >= int32_t(bits_ & 0xffff) && cell < int32_t(bits_ >> 16); }
+// The sum of all threads' numbers, and in `before` that of the threads before this one. For all threads of a block.
+__device__ inline int64_t sum_of_block(int64_t own, int64_t (&of_warps)[kListWarps], int64_t &before) {
+  const int lane = int(threadIdx.x % kLanes);
+  const int warp = int(threadIdx.x / kLanes);
+  int64_t upto = own;
+  for (int distance = 1; distance < kLanes; distance *= 2) {
+    const int64_t other = __shfl_up_sync(kAllLanes, upto, unsigned(distance));
+    if (lane >= distance) upto += other;
+  }
+  __syncthreads();
+  if (lane == kLanes - 1) of_warps[warp] = upto;
+  __syncthreads();
+  before = upto - own;
+  int64_t sum = 0;
+  for (int k = 0; k < kListWarps; ++k) {
+    before += k < warp ? of_warps[k] : 0;
+    sum += of_warps[k];
+  }
+  return sum;
+}
 
- private:
-  uint32_t bits_ = 0;
-};
-
-// As many neighbouring bins as there are lanes, or a row of bins that has fewer.
-struct PoolStep {
-  uint16_t item;
-  uint16_t part;
-  PoolReach rows;
-};
+// A block lists the bins over a band of an image, a thread those of a RoI. Where its list begins follows from all that
+// the lists before it have: those of the bands before, and of the same band of the images before.
+template <class Real>
+__global__ void __launch_bounds__(kListThreads)
+    roi_pool_list(const __grid_constant__ RoiProblem problem, RoiRows rois, const __grid_constant__ PoolBands bands) {
+  __shared__ int64_t of_warps[kListWarps];
+  wait_for_earlier_work();
+  let_next_kernel_start();
+  const int32_t band = int32_t(blockIdx.x) % bands.count;
+  const int32_t n = int32_t(blockIdx.x) / bands.count;
+  const int32_t row0 = band * bands.rows;
+  const int32_t rows = min(bands.rows, problem.h - row0);
+  struct Own {
+    RoiPoolGeometry<Real> roi;
+    int64_t before = 0;  // rows of bins in bands before
+    int32_t first = 0;   // row of bins over the band
+    int32_t count = 0;
+  };
+  const auto look_at = [&](int64_t r) {
+    Own own;
+    if (r < problem.rois) own.roi = roi_pool_geometry<Real>(problem, rois, r);
+    if (own.roi.batch < 0) return own;
+    for (int32_t ph = 0; ph < problem.pooled_h; ++ph) {
+      const RoiCells reach = own.roi.y.reach(ph);
+      if (reach.count == 0) continue;
+      const int32_t low = int32_t(bands.by_rows.divide(uint32_t(reach.first)));
+      const int32_t high = int32_t(bands.by_rows.divide(uint32_t(reach.first + reach.count - 1)));
+      own.before += max(min(high + 1, band) - low, 0);
+      if (low > band || high < band) continue;
+      if (own.count == 0) own.first = ph;
+      ++own.count;
+    }
+    return own;
+  };
+  int64_t before = 0;
+  for (int64_t from = 0; from < problem.rois; from += kListThreads) {
+    const Own own = look_at(from + threadIdx.x);
+    before += own.before + (own.roi.batch < n ? own.count : 0);
+  }
+  int64_t unused;
+  int64_t begin = sum_of_block(before * problem.pooled_w, of_warps, unused);
+  const int64_t list_begin = begin;
+  for (int64_t from = 0; from < problem.rois; from += kListThreads) {
+    Own own = look_at(from + threadIdx.x);
+    if (own.roi.batch != n) own.count = 0;
+    int64_t at;
+    const int64_t sum = sum_of_block(int64_t(own.count) * problem.pooled_w, of_warps, at);
+    at += begin;
+    begin += sum;
+    for (int32_t pw = 0; pw < (own.count > 0 ? problem.pooled_w : 0); ++pw) {
+      const RoiCells x = own.roi.x.reach(pw);
+      for (int32_t k = 0; k < own.count; ++k) {
+        const int32_t ph = own.first + k;
+        const RoiCells y = own.roi.y.reach(ph);
+        const int32_t low = max(y.first - row0, 0);
+        const int32_t high = min(y.first + y.count - row0, rows);
+        const int64_t to = at + int64_t(k) * problem.pooled_w + pw;
+        if (to < bands.most)
+          bands.entries[to] = {int32_t(from) + int32_t(threadIdx.x), ph * problem.pooled_w + pw, uint16_t(low),
+                               uint16_t(max(high - low, 0)),         uint16_t(x.first),          uint16_t(x.count)};
+      }
+    }
+  }
+  if (threadIdx.x == 0) bands.lists[blockIdx.x] = {list_begin, min(begin, bands.most) - list_begin};
+}
 
 struct PoolBandsCall {
   RoiPoolBackward backward;
-  Divider by_columns;
+  PoolBands bands;
   Divider by_w;
-  int32_t batch;   // RoIs that a block looks at before it works on those that touch its cells
-  int32_t chunks;  // of a row of bins
-  int32_t rows;
-  int32_t columns;
-  int32_t down;
-  int32_t across;
+  int64_t given_bin;  // between two bins, in elements
+  int64_t named_bin;
   int64_t groups;  // of channels
   int64_t tasks;
   bool packs;  // whether a band lies in one piece, and can be written by packs
-
-  int32_t parts() const { return backward.problem.pooled_h * chunks; }
-  int64_t list_bytes() const {
-    return batch * (parts() * int64_t(sizeof(PoolStep)) + backward.problem.pooled_w * int64_t(sizeof(PoolReach)));
-  }
 };
 
-// Sums of two counts, of RoIs and of steps.
-class PoolCounts {
- public:
-  __device__ PoolCounts(int32_t rois, int32_t steps) : both_(uint32_t(rois) | uint32_t(steps) << kRoiBits) {}
-  __device__ int32_t rois() const { return int32_t(both_ & ((1u << kRoiBits) - 1)); }
-  __device__ int32_t steps() const { return int32_t(both_ >> kRoiBits); }
-
-  // Those of the threads before this one, and in `all` those of all threads. For all threads of a block.
-  __device__ static PoolCounts before(PoolCounts own, uint32_t (&of_warps)[kBandWarps], PoolCounts &all) {
-    const int lane = int(threadIdx.x % kLanes);
-    const int warp = int(threadIdx.x / kLanes);
-    uint32_t upto = own.both_;
-    for (int distance = 1; distance < kLanes; distance *= 2) {
-      const uint32_t other = __shfl_up_sync(kAllLanes, upto, unsigned(distance));
-      if (lane >= distance) upto += other;
-    }
-    __syncthreads();
-    if (lane == kLanes - 1) of_warps[warp] = upto;
-    __syncthreads();
-    uint32_t before = upto - own.both_;
-    uint32_t sum = 0;
-#pragma unroll
-    for (int k = 0; k < kBandWarps; ++k) {
-      before += k < warp ? of_warps[k] : 0;
-      sum += of_warps[k];
-    }
-    all.both_ = sum;
-    own.both_ = before;
-    return own;
-  }
-
- private:
-  static constexpr int kRoiBits = 10;
-  static_assert(kBandThreads < 1 << kRoiBits && kListBytes / int64_t(sizeof(PoolStep)) < int64_t(1) << (32 - kRoiBits));
-
-  uint32_t both_;
-};
-
-// What a lane adds in a step.
+// What a lane adds.
 template <class T, class Index>
 struct PoolBin {
   Index named;
   T value;
-  PoolReach rows;
-  PoolReach columns;
+  uint16_t row;
+  uint16_t rows;
+  uint16_t column;
+  uint16_t columns;
 };
 
 template <class T, class Index>
-__global__ void __launch_bounds__(kBandThreads, 2) roi_pool_bands(const __grid_constant__ PoolBandsCall call) {
+__global__ void __launch_bounds__(kBandThreads, kBandBlocks)
+    roi_pool_bands(const __grid_constant__ PoolBandsCall call) {
   using Real = typename ImageReal<T>::type;
   constexpr int kVector = int(kRoiVector / int64_t(sizeof(Real)));
+  constexpr int32_t kStep = kBinsAtOnce * kLanes;
   extern __shared__ __align__(16) char shared[];
-  __shared__ int32_t roi_of[kBandThreads];
-  __shared__ uint32_t counts[kBandWarps];
   const RoiPoolBackward &backward = call.backward;
   const RoiProblem &problem = backward.problem;
   const ImageView &doutput = backward.doutput;
   const ImageView &dinput = backward.dinput;
   const ImageView &argmax = backward.argmax.view;
-  const int32_t thread = int32_t(threadIdx.x);
-  const int lane = thread % kLanes;
-  const int warp = thread / kLanes;
-  const int32_t cells = problem.h * problem.w;
-  const int32_t ph_count = problem.pooled_h;
-  const int32_t pw_count = problem.pooled_w;
-  // Steps that a warp takes side by side.
-  const int32_t step_lanes = max(min(pw_count, kLanes), 1);
-  const int32_t beside = kLanes / step_lanes;
-  const int32_t own_step = SmallDivider(step_lanes).divide(lane);
-  const int32_t own_bin = lane - own_step * step_lanes;
-  const int32_t packs = (call.rows * call.columns + kVector - 1) / kVector;
-  RoiPack<Real, kVector> *const sums_of_all = reinterpret_cast<RoiPack<Real, kVector> *>(shared);
-  RoiPack<Real, kVector> *const packed = sums_of_all + warp * packs;
+  const PoolBands &bands = call.bands;
+  const int lane = int(threadIdx.x % kLanes);
+  const int warp = int(threadIdx.x / kLanes);
+  const int32_t packs = (bands.rows * problem.w + kVector - 1) / kVector;
+  RoiPack<Real, kVector> *const packed = reinterpret_cast<RoiPack<Real, kVector> *>(shared) + warp * packs;
   Real *const sums = packed->value;
-  PoolStep *const steps = reinterpret_cast<PoolStep *>(sums_of_all + kBandWarps * packs);
-  PoolReach *const reaches = reinterpret_cast<PoolReach *>(steps + call.batch * ph_count * call.chunks);
+  wait_for_earlier_work();
   for (int64_t task = blockIdx.x; task < call.tasks; task += gridDim.x) {
-    const int32_t bands = call.down * call.across;
-    const int32_t band = int32_t(task % bands);
-    const int64_t c = task / bands % call.groups * kBandWarps + warp;
-    const int32_t n = int32_t(task / bands / call.groups);
-    const int32_t row0 = band / call.across * call.rows;
-    const int32_t column0 = band % call.across * call.columns;
-    const int32_t rows = min(call.rows, problem.h - row0);
-    const int32_t columns = min(call.columns, problem.w - column0);
+    const int32_t band = int32_t(task % bands.count);
+    const int64_t c = task / bands.count % call.groups * kBandWarps + warp;
+    const int32_t n = int32_t(task / bands.count / call.groups);
+    const int32_t row0 = band * bands.rows;
+    const int32_t rows = min(bands.rows, problem.h - row0);
+    if (c >= problem.c) continue;
     for (int32_t i = lane; i < packs; i += kLanes) packed[i] = {};
-    for (int64_t from = 0; from < problem.rois; from += call.batch) {
-      const auto meets = [](const RoiCells &reach, int32_t first, int32_t count) {
-        return reach.first < first + count && reach.first + reach.count > first;
-      };
-      const int64_t r = from + thread;
-      RoiPoolGeometry<Real> roi;
-      int32_t first_ph = 0;
-      int32_t end_ph = 0;
-      if (thread < call.batch && r < problem.rois && backward.rois.batch(r, int32_t(problem.n)) == n) {
-        roi = roi_pool_geometry<Real>(problem, backward.rois, r);
-        if (roi.batch == n && meets(roi.y.reach_of_all(ph_count), row0, rows) &&
-            meets(roi.x.reach_of_all(pw_count), column0, columns)) {
-          while (first_ph < ph_count && !meets(roi.y.reach(first_ph), row0, rows)) ++first_ph;
-          end_ph = first_ph;
-          while (end_ph < ph_count && meets(roi.y.reach(end_ph), row0, rows)) ++end_ph;
-        }
+    __syncwarp();
+    const PoolList list = bands.lists[n * bands.count + band];
+    const PoolEntry *const entries = bands.entries + list.begin;
+    const int32_t count = int32_t(list.count);
+    const T *const given = static_cast<const T *>(doutput.data) + doutput.plane(0, c);
+    const Index *const named = static_cast<const Index *>(argmax.data) + argmax.plane(0, c);
+    PoolEntry entry[kBinsAtOnce];
+    PoolBin<T, Index> bin[kBinsAtOnce];
+    const auto read = [&](int32_t first) {
+#pragma unroll
+      for (int k = 0; k < kBinsAtOnce; ++k) {
+        const int32_t i = first + k * kLanes + lane;
+        entry[k].rows = 0;
+        if (i < count) entry[k] = entries[i];
       }
-      PoolCounts all(0, 0);
-      const PoolCounts own(end_ph > first_ph, (end_ph - first_ph) * call.chunks);
-      const PoolCounts before = PoolCounts::before(own, counts, all);
-      if (end_ph > first_ph) {
-        const int32_t item = before.rois();
-        roi_of[item] = int32_t(r);
-        for (int32_t pw = 0; pw < pw_count; ++pw)
-          reaches[item * pw_count + pw] = PoolReach(roi.x.reach(pw), column0, columns);
-        PoolStep *to = steps + before.steps();
-        for (int32_t ph = first_ph; ph < end_ph; ++ph) {
-          const PoolReach reach(roi.y.reach(ph), row0, rows);
-          for (int32_t chunk = 0; chunk < call.chunks; ++chunk)
-            *to++ = {uint16_t(item), uint16_t(ph * call.chunks + chunk), reach};
-        }
+    };
+    // What is loaded isn't looked at before the bins in hand are done.
+    const auto fetch = [&] {
+#pragma unroll
+      for (int k = 0; k < kBinsAtOnce; ++k) {
+        bin[k].row = entry[k].row;
+        bin[k].rows = entry[k].rows;
+        bin[k].column = entry[k].column;
+        bin[k].columns = entry[k].columns;
+        if (entry[k].rows == 0) continue;
+        bin[k].named = named[entry[k].roi * argmax.batch + entry[k].bin * call.named_bin];
+        bin[k].value = given[entry[k].roi * doutput.batch + entry[k].bin * call.given_bin];
       }
-      __syncthreads();
-      if (c >= problem.c) continue;
-
-      const int32_t total = all.steps();
-      PoolBin<T, Index> ahead[kStepsAtOnce];
-      // What is loaded isn't looked at before the steps in hand are done.
-      const auto fetch = [&](int32_t first) {
+    };
+    read(0);
+    fetch();
+    read(kStep);
+    for (int32_t first = 0; first < count; first += kStep) {
+      Real value[kBinsAtOnce];
+      int32_t place[kBinsAtOnce];
 #pragma unroll
-        for (int k = 0; k < kStepsAtOnce; ++k) {
-          PoolBin<T, Index> &bin = ahead[k];
-          const int32_t s = first + k * beside + own_step;
-          bin.named = -1;
-          bin.rows = {};
-          if (own_step >= beside || s >= total) continue;
-          const PoolStep step = steps[s];
-          const int32_t ph = call.chunks == 1 ? step.part : step.part / call.chunks;
-          const int32_t pw = own_bin + (step.part - ph * call.chunks) * kLanes;
-          if (pw >= pw_count) continue;
-          const int64_t of = roi_of[step.item];
-          bin.rows = step.rows;
-          bin.columns = reaches[step.item * pw_count + pw];
-          bin.named = static_cast<const Index *>(argmax.data)[argmax.plane(of, c) + argmax.cell(ph, pw)];
-          bin.value = static_cast<const T *>(doutput.data)[doutput.plane(of, c) + doutput.cell(ph, pw)];
-        }
-      };
-      fetch(0);
-      for (int32_t first = 0; first < total; first += kStepsAtOnce * beside) {
-        Real value[kStepsAtOnce];
-        int32_t place[kStepsAtOnce];
+      for (int k = 0; k < kBinsAtOnce; ++k) {
+        const int32_t cell = bin[k].named >= 0 && bin[k].named <= INT32_MAX ? int32_t(bin[k].named) : INT32_MAX;
+        const int32_t row = int32_t(call.by_w.divide(uint32_t(cell)));
+        const bool adds = uint32_t(row - row0 - bin[k].row) < bin[k].rows &&
+                          uint32_t(cell - row * problem.w - bin[k].column) < bin[k].columns;
+        place[k] = adds ? cell - row0 * problem.w : -1 - lane;
+        value[k] = Real(bin[k].value);
+      }
+      fetch();
+      read(first + 2 * kStep);
+      int32_t turn[kBinsAtOnce];
+      bool more[kBinsAtOnce];
 #pragma unroll
-        for (int k = 0; k < kStepsAtOnce; ++k) {
-          const PoolBin<T, Index> &bin = ahead[k];
-          const int32_t named = bin.named >= 0 && bin.named < cells ? int32_t(bin.named) : 0;
-          const int32_t named_row = int32_t(call.by_w.divide(uint32_t(named)));
-          const int32_t row = named_row - row0;
-          const int32_t column = named - named_row * problem.w - column0;
-          const bool adds = named == bin.named && bin.rows.has(row) && bin.columns.has(column);
-          place[k] = adds ? row * call.columns + column : -1 - lane;
-          value[k] = Real(bin.value);
-        }
-        fetch(first + kStepsAtOnce * beside);
-        int32_t turn[kStepsAtOnce];
-        bool more[kStepsAtOnce];
+      for (int k = 0; k < kBinsAtOnce; ++k)
+        turn[k] = __popc(__match_any_sync(kAllLanes, place[k]) & ((1u << lane) - 1));
 #pragma unroll
-        for (int k = 0; k < kStepsAtOnce; ++k)
-          turn[k] = __popc(__match_any_sync(kAllLanes, place[k]) & ((1u << lane) - 1));
+      for (int k = 0; k < kBinsAtOnce; ++k) more[k] = __any_sync(kAllLanes, turn[k] > 0);
 #pragma unroll
-        for (int k = 0; k < kStepsAtOnce; ++k) more[k] = __any_sync(kAllLanes, turn[k] > 0);
-#pragma unroll
-        for (int k = 0; k < kStepsAtOnce; ++k) {
-          if (place[k] >= 0 && turn[k] == 0) sums[place[k]] += value[k];
+      for (int k = 0; k < kBinsAtOnce; ++k) {
+        if (place[k] >= 0 && turn[k] == 0) sums[place[k]] += value[k];
+        __syncwarp();
+        if (!more[k]) continue;
+        for (int32_t now = 1; __any_sync(kAllLanes, turn[k] >= now); ++now) {
+          if (turn[k] == now) sums[place[k]] += value[k];
           __syncwarp();
-          if (!more[k]) continue;
-          for (int32_t now = 1; __any_sync(kAllLanes, turn[k] >= now); ++now) {
-            if (turn[k] == now) sums[place[k]] += value[k];
-            __syncwarp();
-          }
         }
       }
     }
-    if (c >= problem.c) continue;
-    __syncwarp();
-    T *const to = static_cast<T *>(dinput.data) + dinput.plane(n, c) + dinput.cell(row0, column0);
+    T *const to = static_cast<T *>(dinput.data) + dinput.plane(n, c) + dinput.cell(row0, 0);
     const auto sum_of = [&](T before, Real sum) { return T(backward.accumulate ? Real(before) + sum : sum); };
     if (call.packs) {
       using Pack = RoiPack<T, kVector>;
-      for (int32_t i = lane; i < rows * columns / kVector; i += kLanes) {
+#pragma unroll 4
+      for (int32_t i = lane; i < rows * problem.w / kVector; i += kLanes) {
         Pack *const at = reinterpret_cast<Pack *>(to) + i;
         Pack pack = {};
         if (backward.accumulate) pack = *at;
@@ -254,14 +285,20 @@ __global__ void __launch_bounds__(kBandThreads, 2) roi_pool_bands(const __grid_c
         *at = pack;
       }
     } else {
-      for (int32_t i = lane; i < rows * call.columns; i += kLanes) {
-        const int32_t row = int32_t(call.by_columns.divide(uint32_t(i)));
-        const int32_t column = i - row * call.columns;
-        if (column < columns) to[dinput.cell(row, column)] = sum_of(to[dinput.cell(row, column)], sums[i]);
+      for (int32_t i = lane; i < rows * problem.w; i += kLanes) {
+        const int32_t row = int32_t(call.by_w.divide(uint32_t(i)));
+        T &at = to[dinput.cell(row, i - row * problem.w)];
+        at = sum_of(at, sums[i]);
       }
     }
     __syncwarp();
   }
+}
+
+// Between two bins that follow each other, row by row; 0 where that differs.
+int64_t bin_stride(const RoiProblem &problem, const ImageView &view) {
+  if (problem.pooled_w == 1) return view.row;
+  return problem.pooled_h == 1 || view.row == problem.pooled_w * view.column ? view.column : 0;
 }
 
 constexpr int kTileSide = 8;
@@ -351,38 +388,27 @@ void backward(const RoiPoolBackward &call, Stream stream) {
   using Real = typename ImageReal<T>::type;
   const RoiProblem &problem = call.problem;
   const bool channels_last = call.doutput.channel == 1 && problem.c > 1;
-  PoolBandsCall bands = {};
-  bands.backward = call;
-  bands.chunks = int32_t(std::max<int64_t>(ceil_div(problem.pooled_w, kLanes), 1));
-  bands.batch = 1;
-  if (!channels_last && int64_t(problem.h) * problem.w <= INT32_MAX && bands.list_bytes() <= kListBytes) {
-    bands.batch = int32_t(std::min<int64_t>(kListBytes / std::max<int64_t>(bands.list_bytes(), 1), kBandThreads));
-    constexpr int32_t kCells = int32_t(kBandBytes<Real> / kBandWarps / int64_t(sizeof(Real)));
+  Workspace space(call.workspace);
+  PoolBandsCall lists = {};
+  lists.bands = pool_bands<Real>(problem, space);
+  lists.given_bin = bin_stride(problem, call.doutput);
+  lists.named_bin = bin_stride(problem, call.argmax.view);
+  if (!channels_last && call.workspace && lists.bands.rows > 0 && lists.given_bin != 0 && lists.named_bin != 0) {
+    const PoolBands &bands = lists.bands;
     constexpr int kVector = int(kRoiVector / int64_t(sizeof(Real)));
-    // Blocks that fill a large GPU, if rows can be shared out among as many.
-    constexpr int64_t kManyBlocks = 264;
-    constexpr int32_t kFewestRows = 4;
-    bands.across = int32_t(ceil_div(problem.w, kCells));
-    bands.columns = int32_t(ceil_div(problem.w, bands.across));
-    bands.rows = std::min(problem.h, kCells / bands.columns);
-    bands.groups = ceil_div(problem.c, kBandWarps);
-    const int64_t blocks = problem.n * bands.groups * bands.across;
-    while (bands.rows > kFewestRows && blocks * ceil_div(problem.h, bands.rows) < kManyBlocks)
-      bands.rows = (bands.rows + 1) / 2;
-    bands.down = int32_t(ceil_div(problem.h, bands.rows));
-    bands.rows = int32_t(ceil_div(problem.h, bands.down));
-    bands.by_columns = Divider(uint32_t(bands.columns));
-    bands.by_w = Divider(uint32_t(problem.w));
-    bands.tasks = blocks * bands.down;
     const ImageView &to = call.dinput;
     const auto whole = [](int64_t elements) { return elements % kVector == 0; };
-    bands.packs = bands.across == 1 && to.column == 1 && to.row == problem.w && whole(problem.w) && whole(to.channel) &&
-                  whole(to.batch) && reinterpret_cast<uintptr_t>(to.data) % (kVector * sizeof(T)) == 0;
-    const int64_t sums = kBandWarps * ceil_div(int64_t(bands.rows) * bands.columns, kVector) * kRoiVector;
-    const size_t shared = size_t(sums + bands.list_bytes());
+    lists.backward = call;
+    lists.by_w = Divider(uint32_t(problem.w));
+    lists.groups = ceil_div(problem.c, kBandWarps);
+    lists.tasks = problem.n * lists.groups * bands.count;
+    lists.packs = to.column == 1 && to.row == problem.w && whole(problem.w) && whole(to.channel) && whole(to.batch) &&
+                  reinterpret_cast<uintptr_t>(to.data) % (kVector * sizeof(T)) == 0;
+    const size_t sums = size_t(kBandWarps * ceil_div(int64_t(bands.rows) * problem.w, kVector) * kRoiVector);
+    launch(roi_pool_list<Real>, {problem.n * bands.count, kListThreads, 0, true}, stream, problem, call.rois, bands);
     const auto run = [&](auto kernel) {
-      allow_roi_shared(kernel, shared);
-      launch(kernel, {std::min(bands.tasks, kMostBlocks), kBandThreads, shared}, stream, bands);
+      allow_roi_shared(kernel, sums);
+      launch(kernel, {std::min(lists.tasks, kMostBlocks), kBandThreads, sums, true}, stream, lists);
     };
     if (call.argmax.wide)
       run(roi_pool_bands<T, int64_t>);
@@ -400,6 +426,15 @@ void backward(const RoiPoolBackward &call, Stream stream) {
 }
 
 }  // namespace
+
+size_t roi_pool_backward_workspace(const RoiProblem &problem, DLDataType dtype) {
+  Workspace space(nullptr);
+  if (dtype == DTypeOf<double>::value)
+    pool_bands<double>(problem, space);
+  else
+    pool_bands<float>(problem, space);
+  return space.size();
+}
 
 void roi_pool_backward_cuda(const RoiPoolBackward &call, Stream stream) {
   dispatch_dtype<float16, bfloat16, float, double>(
