@@ -99,11 +99,12 @@ def backward(
     misalign: int = 0,
     dx: np.ndarray | None = None,
     max_workspace: int | None = None,
+    deterministic: bool = True,
 ) -> np.ndarray:
     plan = bc.RoiAlignBackwardPlan(
         **fields(shape, rois.shape[0], dy.shape[2:]), **plan_rule(rule), dtype=dy.dtype.name,
         rois_dtype=rois.dtype.name, accumulate=dx is not None, device=backend.device,
-        preference=bc.PlanPreference(max_workspace=max_workspace),
+        preference=bc.PlanPreference(max_workspace=max_workspace, deterministic=deterministic),
     )  # fmt: skip
     assert max_workspace is None or plan.workspace_size <= max_workspace
     given = backend.input(dy, layout=layouts[0], misalign=misalign)
@@ -249,6 +250,54 @@ def test_many_rois_and_a_large_map(backend: Backend, sampling_ratio: int) -> Non
     rois = draw_rois(rng, 70, shape, strange=True)
     rois[:, 1:] = np.where(np.abs(rois[:, 1:]) < 200, rois[:, 1:], np.float32(5))
     check(backend, draw(rng, shape, "float32"), rois, (7, 7), rule_of(1.0, sampling_ratio, True))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("count", [1, 8, 40])
+def test_few_rois_on_many_tiles(backend: Backend, count: int, dtype: str) -> None:
+    """Tiles that no RoI touches are cleared in another way if they are most."""
+    rng = np.random.default_rng(17)
+    shape = (2, 3, 136, 132)
+    rois = draw_rois(rng, count, shape, strange=True)
+    check(backend, draw(rng, shape, dtype), rois, (7, 7), rule_of(1.0, 2, True))
+
+
+@pytest.mark.sanitizer
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+@pytest.mark.parametrize("layout", ["row_major", "channels_last", "stepped"])
+def test_gradients_in_any_order(backend: Backend, layout: str, dtype: str) -> None:
+    """What deterministic=False allows: the same sums within the same bounds."""
+    rng = np.random.default_rng(18)
+    shape = (2, 11, 20, 23)
+    for count, rule in ((8, rule_of(1.0, 2, True)), (5, rule_of(1.0)), (0, rule_of())):
+        rois = draw_rois(rng, count, shape, strange=True)
+        dy = draw(rng, (count, 11, 6, 7), dtype)
+        expected = reference.roi_align_backward(dy, rois, shape, real_of(dtype), **rule)
+        for misalign in (0, 1):
+            options: dict[str, Any] = {"layouts": (layout, layout), "misalign": misalign, "deterministic": False}
+            assert_close(backward(backend, dy, rois, shape, rule, **options), expected)
+            before = draw(rng, shape, dtype)
+            wide = before.astype(np.float64)
+            sums = reference.Result(expected.value + wide, expected.magnitude + np.abs(wide), expected.roundings + 1)
+            assert_close(backward(backend, dy, rois, shape, rule, dx=before, **options), sums)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_may_be_added_in_any_order(device: str, dtype: str) -> None:
+    """Where nothing is gained the bits stay the same in every run."""
+    for count, preference, atomic in (
+        (8, bc.PlanPreference(deterministic=False), dtype in ("float32", "float64")),
+        (8, bc.PlanPreference(), False),
+        (8, bc.PlanPreference(deterministic=False, max_workspace=0), False),
+        (0, bc.PlanPreference(deterministic=False), False),
+        (1000, bc.PlanPreference(deterministic=False), False),
+    ):
+        plan = bc.RoiAlignBackwardPlan(
+            **fields((2, 3, 20, 23), count, (7, 7)), dtype=dtype, device=device, preference=preference
+        )
+        assert (plan.path == "atomic") == (atomic and device == "cuda")
+        assert plan.precision_guarantee.deterministic == (plan.path != "atomic")
+        assert plan.precision_guarantee.bit_stable_on_same_hardware == (plan.path != "atomic")
 
 
 def test_without_a_workspace(backend: Backend) -> None:

@@ -26,6 +26,8 @@ def rows(lab: Lab) -> Iterable[dict[str, Any]]:
         yield from lab.measure(one.case("bw"))
     for nms in _nms(lab):
         yield from lab.measure(nms.case())
+    for one in _few_rois(lab):
+        yield from lab.measure(one.case("bw"))
     for one in itertools.chain(_other_rois(lab), _rois(lab, ("bfloat16",))):
         yield from lab.measure(one.case("fw"))
         yield from lab.measure(one.case("bw"))
@@ -48,6 +50,15 @@ def _rois(lab: Lab, dtypes: Iterable[str]) -> Iterable[_Roi]:
         for pooled in (7, 14):
             for sampling_ratio in (2, 0):
                 yield _Roi(lab, shape, count, pooled, sampling_ratio, dtype)
+
+
+def _few_rois(lab: Lab) -> Iterable[_Roi]:
+    """Few boxes on a large map, also in any order."""
+    shape, _ = _sizes(lab)
+    for deterministic in (True, False):
+        for count in (8, 64):
+            note = "few boxes" if deterministic else "few boxes, any order"
+            yield _Roi(lab, shape, count, 7, 2, "float32", note=note, deterministic=deterministic)
 
 
 def _other_rois(lab: Lab) -> Iterable[_Roi]:
@@ -83,6 +94,7 @@ class _Roi:
     scale: float = 0.25
     channels_last: bool = False
     note: str = ""
+    deterministic: bool = True
 
     def plan(self, kind: type[bc.Plan]) -> bc.Plan:
         return kind(
@@ -95,6 +107,7 @@ class _Roi:
             aligned=True,
             dtype=self.dtype,
             device=self.lab.device,
+            preference=bc.PlanPreference(deterministic=self.deterministic),
         )
 
     @property

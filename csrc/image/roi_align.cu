@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "image/roi_align_atomic.cuh"
 #include "image/roi_align_backward.cuh"
 #include "image/roi_align_forward.cuh"
 
@@ -12,6 +13,8 @@ extern template void roi_align_backward_cuda_of<float16>(const RoiAlignBackward 
 extern template void roi_align_backward_cuda_of<bfloat16>(const RoiAlignBackward &, Stream);
 extern template void roi_align_backward_cuda_of<float>(const RoiAlignBackward &, Stream);
 extern template void roi_align_backward_cuda_of<double>(const RoiAlignBackward &, Stream);
+extern template void roi_align_add_cuda_of<float>(const RoiAlignBackward &, Stream);
+extern template void roi_align_add_cuda_of<double>(const RoiAlignBackward &, Stream);
 
 namespace {
 
@@ -31,6 +34,11 @@ void roi_align_cuda(const RoiAlignForward &call, Stream stream) {
 }
 
 void roi_align_backward_cuda(const RoiAlignBackward &call, Stream stream) {
+  if (call.any_order) {
+    dispatch_dtype<float, double>(call.dtype,
+                                  [&](auto tag) { roi_align_add_cuda_of<typename decltype(tag)::type>(call, stream); });
+    return;
+  }
   dispatch_dtype<float16, bfloat16, float, double>(
       call.dtype, [&](auto tag) { roi_align_backward_cuda_of<typename decltype(tag)::type>(call, stream); });
 }
@@ -68,6 +76,17 @@ size_t roi_align_backward_workspace(const RoiAlignProblem &problem, DLDataType d
     roi_table<decltype(real)>(problem, space);
     return space.size();
   });
+}
+
+bool roi_align_adds(const RoiAlignProblem &problem, DLDataType dtype) {
+  bool adds = false;
+  dispatch_dtype<float, double>(dtype,
+                                [&](auto tag) { adds = roi_align_adds_of<typename decltype(tag)::type>(problem); });
+  return adds;
+}
+
+size_t roi_align_add_workspace(const RoiAlignProblem &problem, DLDataType dtype) {
+  return roi_align_workspace(problem, dtype, false);
 }
 
 std::string image_arch(const char *plan) { return kernel_arch(plan, reinterpret_cast<const void *>(arch_probe)); }

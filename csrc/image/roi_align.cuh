@@ -19,6 +19,11 @@ constexpr int64_t kRoiVector = 16;
 
 constexpr int64_t whole_vectors(int64_t bytes) { return (bytes + kRoiVector - 1) / kRoiVector * kRoiVector; }
 
+template <class T, int kVector>
+struct alignas(sizeof(T) * kVector) RoiPack {
+  T value[kVector];
+};
+
 // By members, so that it stays in registers.
 template <class Real>
 __device__ inline RoiAxis<Real> axis_of(const RoiGeometry<Real> &roi, bool is_y) {

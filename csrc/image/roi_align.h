@@ -177,6 +177,7 @@ struct RoiAlignBackward {
   ImageView dinput;
   DLDataType dtype;
   bool accumulate;
+  bool any_order;        // adds atomically; only where roi_align_adds says so
   std::byte *workspace;  // NULL: there is none
 };
 
@@ -191,5 +192,8 @@ bool roi_align_turns(const RoiAlignProblem &problem, DLDataType dtype);
 size_t roi_align_workspace(const RoiAlignProblem &problem, DLDataType dtype, bool turn);
 const char *roi_align_backward_path(const RoiAlignProblem &problem, DLDataType dtype);
 size_t roi_align_backward_workspace(const RoiAlignProblem &problem, DLDataType dtype);
+// Whether atomic additions are the fastest way, and what they need.
+bool roi_align_adds(const RoiAlignProblem &problem, DLDataType dtype);
+size_t roi_align_add_workspace(const RoiAlignProblem &problem, DLDataType dtype);
 
 }  // namespace baracuda

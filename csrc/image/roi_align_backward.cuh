@@ -125,6 +125,8 @@ struct RoiAlignTilesCall {
   int32_t across;  // tiles
   int32_t parts;   // blocks that share the channels
   int64_t tasks;   // of all images and parts
+  int32_t splits;
+  bool cleared;  // already, so that tiles without RoIs are done
 };
 
 // What some neighbouring bins of a row add to a tile.
@@ -167,11 +169,14 @@ class RoiTile {
       for (int j = 0; j < kTileSide; ++j) sum_[i][j] = 0;
   }
 
-  // `given` are the lane's gradients. The next step's are on their way while one is worked on.
-  __device__ __forceinline__ void add(const TileStep<Real> *steps, int32_t count, const T *given, int64_t column) {
+  // Every so many of the steps. `given` are the lane's gradients; the next step's are on their way while one is worked
+  // on.
+  __device__ __forceinline__ void add(const TileStep<Real> *steps, int32_t first, int32_t every, int32_t count,
+                                      const T *given, int64_t column) {
+    if (every > 1 && first >= count) return;
     T coming[kStepBins];
-    load(coming, given + steps[0].offset, column, steps[0].bins);
-    for (int32_t s = 0; s < count; ++s) {
+    load(coming, given + steps[first].offset, column, steps[first].bins);
+    for (int32_t s = first; s < count; s += every) {
       const TileStep<Real> &step = steps[s];
       Real value[kStepBins];
       bool odd = false;
@@ -180,11 +185,32 @@ class RoiTile {
         value[k] = Real(coming[k]);
         odd = odd || !(fabs(value[k]) < kSafe);
       }
-      if (s + 1 < count) load(coming, given + steps[s + 1].offset, column, steps[s + 1].bins);
+      if (s + every < count) load(coming, given + steps[s + every].offset, column, steps[s + every].bins);
       if (__any_sync(kAllLanes, odd))
         add_step<true>(value, step);
       else
         add_step<false>(value, step);
+    }
+  }
+
+  // Adds up the sums of as many neighbouring warps, of which each has its number and room for a row, in the first. For
+  // all threads of a block.
+  __device__ void collect(Real *room, int32_t number, int32_t warps) {
+    Real *const own = room + threadIdx.x % kLanes * kTurnedRow;
+#pragma unroll
+    for (int i = 0; i < kTileSide; ++i) {
+      if (number > 0) {
+#pragma unroll
+        for (int j = 0; j < kTileSide; ++j) own[j] = sum_[i][j];
+      }
+      __syncthreads();
+      if (number == 0) {
+        for (int32_t other = 1; other < warps; ++other) {
+#pragma unroll
+          for (int j = 0; j < kTileSide; ++j) sum_[i][j] += own[other * kLanes * kTurnedRow + j];
+        }
+      }
+      __syncthreads();
     }
   }
 
@@ -345,7 +371,8 @@ __device__ inline int32_t find_rois(const RoiAlignTilesCall &call, int64_t from,
   return __shfl_sync(kAllLanes, upto, kLanes - 1);
 }
 
-template <class T>
+// With splits, some neighbouring warps have the same channels and share the steps of their tile.
+template <class T, bool kSplits>
 __global__ void __launch_bounds__(kMostTileThreads, sizeof(T) == sizeof(double) ? 1 : 2)
     roi_align_tiles(const __grid_constant__ RoiAlignTilesCall call) {
   using Real = typename ImageReal<T>::type;
@@ -353,15 +380,18 @@ __global__ void __launch_bounds__(kMostTileThreads, sizeof(T) == sizeof(double) 
   __shared__ TileStep<Real> steps[kMostSteps];
   __shared__ uint32_t words[kRoiBatch / kLanes];
   __shared__ uint16_t found[kRoiBatch];
+  __shared__ bool touched;
   const RoiAlignProblem &problem = call.backward.problem;
   const ImageView &doutput = call.backward.doutput;
   const ImageView &dinput = call.backward.dinput;
   const int lane = int(threadIdx.x % kLanes);
   const int warp = int(threadIdx.x / kLanes);
+  const int32_t splits = kSplits ? call.splits : 1;
+  const int32_t split = kSplits ? warp % splits : 0;
   wait_for_earlier_work();
 
   for (int64_t task = blockIdx.x; task < call.tasks; task += gridDim.x) {
-    const int64_t c0 = task % call.parts * blockDim.x + warp * kLanes;
+    const int64_t c0 = task % call.parts * (blockDim.x / splits) + warp / splits * kLanes;
     const int64_t place = task / call.parts;
     const int32_t tile_column = int32_t(place % call.across);
     const int32_t tile_row = int32_t(place / call.across % call.down);
@@ -370,8 +400,10 @@ __global__ void __launch_bounds__(kMostTileThreads, sizeof(T) == sizeof(double) 
     // Lanes without a channel of their own take part with another's, and store nothing.
     const T *const given = static_cast<const T *>(doutput.data) + doutput.plane(0, c0 + min(lane, channels - 1));
     RoiTile<T> tile;
+    if (threadIdx.x == 0) touched = false;
     for (int64_t from = 0; from < problem.rois; from += kRoiBatch) {
       const int32_t count = find_rois(call, from, n, tile_row, tile_column, words, found);
+      if (threadIdx.x == 0 && count > 0) touched = true;
       for (int32_t k = 0; k < count; k += kLanes) {
         const TileSteps<Real> of(call, k + lane < count ? int32_t(from) + found[k + lane] : -1, tile_row, tile_column);
         for (int32_t begin = 0; begin < of.total(); begin += kMostSteps) {
@@ -379,10 +411,16 @@ __global__ void __launch_bounds__(kMostTileThreads, sizeof(T) == sizeof(double) 
           for (int32_t s = warp * kLanes; s < some; s += int32_t(blockDim.x))
             of.write(steps + s + lane, begin + s + lane);
           __syncthreads();
-          if (channels > 0) tile.add(steps, some, given, doutput.column);
+          if (channels > 0) tile.add(steps, split, splits, some, given, doutput.column);
           __syncthreads();
         }
       }
+    }
+    if (call.cleared && !touched) continue;
+
+    if constexpr (kSplits) {
+      tile.collect(reinterpret_cast<Real *>(shared) + warp * kLanes * kTurnedRow, split, splits);
+      if (split > 0) continue;
     }
     if (channels <= 0) continue;
 
@@ -428,6 +466,42 @@ __global__ void __launch_bounds__(kMostTileThreads, sizeof(T) == sizeof(double) 
       __syncwarp();
     }
   }
+}
+
+// Starts while the kernel before it runs, which has waited for what used the map before; what follows must wait for
+// both.
+template <class T>
+__global__ void __launch_bounds__(kRoiThreads)
+    roi_clear(const __grid_constant__ ImageView to, RoiProblem problem, int64_t packs, int64_t cells) {
+  const int64_t first = int64_t(blockIdx.x) * kRoiThreads + threadIdx.x;
+  const int64_t step = int64_t(gridDim.x) * kRoiThreads;
+  for (int64_t i = first; i < packs; i += step) static_cast<int4 *>(to.data)[i] = make_int4(0, 0, 0, 0);
+  for (int64_t i = first; i < cells; i += step) {
+    const int64_t row = i / problem.w;
+    const int64_t plane = row / problem.h;
+    static_cast<T *>(
+        to.data)[to.plane(plane / problem.c, plane % problem.c) + to.cell(row % problem.h, i % problem.w)] = T(0.0f);
+  }
+  wait_for_earlier_work();
+}
+
+// Whether a map lies in one piece that can be written by vectors.
+template <class T>
+bool lies_in_packs(const RoiProblem &problem, const ImageView &map) {
+  return map.column == 1 && map.row == problem.w && map.channel == int64_t(problem.h) * problem.w &&
+         map.batch == problem.c * map.channel && reinterpret_cast<uintptr_t>(map.data) % kRoiVector == 0 &&
+         problem.n * map.batch * int64_t(sizeof(T)) % kRoiVector == 0;
+}
+
+// After a kernel that has waited for what came earlier.
+template <class T>
+void clear_map(const RoiProblem &problem, const ImageView &map, Stream stream) {
+  constexpr int64_t kEnoughBlocks = 1024;
+  const int64_t cells = problem.n * problem.c * problem.h * problem.w;
+  const bool packs = lies_in_packs<T>(problem, map);
+  const int64_t count = packs ? cells * int64_t(sizeof(T)) / kRoiVector : cells;
+  launch(roi_clear<T>, {std::min(ceil_div(count, kRoiThreads), kEnoughBlocks), kRoiThreads, 0, true}, stream, map,
+         problem, packs ? count : 0, packs ? 0 : count);
 }
 
 // A thread for each cell; for maps so large that lists of them would be long.
@@ -520,13 +594,27 @@ void roi_align_backward_cuda_of(const RoiAlignBackward &call, Stream stream) {
   const int64_t places = problem.n * tiles.down * tiles.across;
   const int64_t groups = ceil_div(problem.c, kLanes);
   int64_t warps = std::min<int64_t>(groups, kMostTileWarps);
+  const bool few_tiles = places * ceil_div(groups, warps) < kManyBlocks;
   while (warps > 1 && places * ceil_div(groups, warps) < kManyBlocks) warps = (warps + 1) / 2;
   tiles.parts = int32_t(ceil_div(groups, warps));
   warps = ceil_div(groups, tiles.parts);
+  tiles.splits = few_tiles ? int32_t(kMostTileWarps / warps) : 1;
+  warps *= tiles.splits;
   tiles.tasks = places * tiles.parts;
+  // Where RoIs leave most tiles alone, zeros are written faster in the map's order.
+  constexpr int64_t kTilesOfRoi = 64;
+  tiles.cleared = !call.accumulate && problem.rois > 0 && problem.rois * kTilesOfRoi <= places &&
+                  lies_in_packs<T>(problem, call.dinput);
+  if (tiles.cleared) clear_map<T>(problem, call.dinput, stream);
   const size_t turn = size_t(warps) * kLanes * kTurnedRow * sizeof(Real);
-  allow_roi_shared(roi_align_tiles<T>, turn);
-  launch(roi_align_tiles<T>, {std::min(tiles.tasks, kMostBlocks), int(warps) * kLanes, turn, true}, stream, tiles);
+  const auto run = [&](auto kernel) {
+    allow_roi_shared(kernel, turn);
+    launch(kernel, {std::min(tiles.tasks, kMostBlocks), int(warps) * kLanes, turn, true}, stream, tiles);
+  };
+  if (tiles.splits > 1)
+    run(roi_align_tiles<T, true>);
+  else
+    run(roi_align_tiles<T, false>);
 }
 
 }  // namespace baracuda

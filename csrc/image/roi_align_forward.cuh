@@ -238,11 +238,6 @@ struct RoiAlignForwardCall {
   Divider by_pw;
 };
 
-template <class T, int kVector>
-struct alignas(sizeof(T) * kVector) RoiPack {
-  T value[kVector];
-};
-
 // All threads copy a record.
 template <int kThreads>
 __device__ inline void copy_record(char *to, const char *from) {

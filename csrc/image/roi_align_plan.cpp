@@ -83,9 +83,13 @@ class RoiAlignBackwardPlan final : public RoiAlignBase {
     if (accumulate_) cost_.bytes += storage_bytes(desc.dtype, in_.count());
     if constexpr (kWithCuda) {
       if (device().is_cuda()) {
-        const size_t wanted = roi_align_backward_workspace(align_, desc.dtype);
-        path_ = allows_workspace(wanted) ? roi_align_backward_path(align_, desc.dtype) : "any";
+        any_order_ = !options_.deterministic && roi_align_adds(align_, desc.dtype) &&
+                     allows_workspace(roi_align_add_workspace(align_, desc.dtype));
+        const size_t wanted =
+            any_order_ ? roi_align_add_workspace(align_, desc.dtype) : roi_align_backward_workspace(align_, desc.dtype);
+        path_ = any_order_ ? "atomic" : allows_workspace(wanted) ? roi_align_backward_path(align_, desc.dtype) : "any";
         if (allows_workspace(wanted)) workspace_size_ = wanted;
+        sku_.guarantee.bit_stable_on_same_hardware = sku_.guarantee.deterministic = !any_order_;
       }
     }
   }
@@ -99,6 +103,7 @@ class RoiAlignBackwardPlan final : public RoiAlignBase {
                                        image_view(call.operands[kDinput]),
                                        operands_[kDoutput].dtype,
                                        accumulate_,
+                                       any_order_,
                                        call.workspace};
     if constexpr (kWithCuda) {
       if (device().is_cuda()) {
@@ -113,6 +118,7 @@ class RoiAlignBackwardPlan final : public RoiAlignBase {
   enum { kDoutput, kRois, kDinput };
 
   bool accumulate_;
+  bool any_order_ = false;
 };
 
 }  // namespace

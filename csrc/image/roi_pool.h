@@ -99,6 +99,7 @@ struct RoiPoolBackward {
   ImageView dinput;
   DLDataType dtype;
   bool accumulate;
+  std::byte *workspace;  // NULL: there is none
 };
 
 // The first maximum of a bin; the first NaN, if there is one.
@@ -131,7 +132,8 @@ void roi_pool_backward_cpu(const RoiPoolBackward &call);
 // Enqueue on the current device.
 void roi_pool_cuda(const RoiPoolForward &call, Stream stream);
 void roi_pool_backward_cuda(const RoiPoolBackward &call, Stream stream);
-// What the faster path needs; 0 where there is only the plain one.
+// What the faster paths need; 0 where there is only the plain one.
 size_t roi_pool_workspace(const RoiProblem &problem, DLDataType dtype);
+size_t roi_pool_backward_workspace(const RoiProblem &problem, DLDataType dtype);
 
 }  // namespace baracuda

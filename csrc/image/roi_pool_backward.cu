@@ -1,173 +1,304 @@
 // SPDX-License-Identifier: Apache-2.0
-// RoI-pooling backward on the GPU, by gather, with the sums in shared memory. A block owns some cells of a channel and
-// reads the bins of the RoIs over them, a thread a bin; of those that name the same cell the first adds first. With
-// channels last a warp owns a tile of cells of 32 channels, a lane a channel, and goes through the RoIs in their order.
+// RoI-pooling backward on the GPU, by gather, with the sums in shared memory. The map is cut into bands of rows, and
+// the bins over each band are listed once, into the workspace, in their order. A warp owns a band of a channel and goes
+// through the list, a lane a bin; of those that name the same cell the first adds first. Otherwise, and with channels
+// last, a warp owns a tile of cells of 32 channels, a lane a channel, and goes through the RoIs in their order.
 #include <algorithm>
 
 #include "image/roi_align.cuh"
 #include "image/roi_pool.h"
+#include "runtime/workspace.h"
 
 namespace baracuda {
 namespace {
 
-constexpr int kPartThreads = 512;
-constexpr int kPartWarps = kPartThreads / kLanes;
-// Sums of a block, in bytes; two blocks run beside each other.
-template <class Real>
-constexpr int32_t kPartBytes = sizeof(Real) == sizeof(double) ? 64 * 1024 : 80 * 1024;
-// Cells share them, at the price of more turns.
-constexpr uint32_t kClaims = 2048;
-constexpr uint32_t kOrders = kPartThreads;
-constexpr uint32_t kMostTurns = UINT32_MAX / kOrders;
-constexpr int64_t kMostPartBins = 1 << 20;
+constexpr int kBandThreads = 256;
+constexpr int kBandWarps = kBandThreads / kLanes;
+// Blocks run beside each other on a multiprocessor, each with the sums of its warps, in bytes.
+constexpr int kBandBlocks = 3;
+constexpr int64_t kBandBytes = 72 * 1024;
+// Bins of a lane that are worked on together, while as many are on their way.
+constexpr int kBinsAtOnce = 4;
+constexpr int kListThreads = 1024;
+constexpr int kListWarps = kListThreads / kLanes;
 
-// A RoI over a block's cells.
-template <class Real>
-struct PoolItem {
+// A bin of a RoI, and which cells of a band it has.
+struct alignas(kRoiVector) PoolEntry {
   int32_t roi;
-  Real y_start, y_bin;
-  Real x_start, x_bin;
-};
-
-struct PoolPartsCall {
-  RoiPoolBackward backward;
-  Divider by_w;
-  Divider by_pw;
-  Divider by_bins;
-  Divider by_columns;
-  int32_t rows;
-  int32_t columns;
-  int32_t down;
-  int32_t across;
-  int64_t tasks;
-};
-
-// A bin of a listed RoI: the cell that it names, and its gradient.
-template <class T>
-struct PoolBin {
-  int32_t item;
   int32_t bin;
-  int64_t named;  // -1: there is none
-  T value;
+  uint16_t row;
+  uint16_t rows;
+  uint16_t column;
+  uint16_t columns;
 };
 
-// A sum takes one bin in a turn, the first of those that wait for it.
-template <class T>
-__global__ void __launch_bounds__(kPartThreads, 2) roi_pool_parts(const __grid_constant__ PoolPartsCall call) {
+struct PoolList {
+  int64_t begin;
+  int64_t count;
+};
+
+struct PoolBands {
+  int32_t rows;   // of a band; 0: there are none
+  int32_t count;  // of an image
+  Divider by_rows;
+  int64_t most;  // entries in all
+  PoolList *lists;
+  PoolEntry *entries;
+};
+
+template <class Real>
+PoolBands pool_bands(const RoiProblem &problem, Workspace &space) {
+  PoolBands bands = {};
+  const int64_t cells = kBandBytes / kBandWarps / int64_t(sizeof(Real));
+  const int64_t bins = int64_t(problem.pooled_h) * problem.pooled_w;
+  if (problem.w > cells || problem.h == 0 || problem.w == 0 || problem.rois * bins > INT32_MAX / 2 ||
+      int64_t(problem.h) * problem.w > INT32_MAX)
+    return bands;
+  // Blocks that fill a large GPU, if rows can be shared out among as many.
+  constexpr int64_t kManyBlocks = 396;
+  constexpr int64_t kFewestRows = 4;
+  int64_t rows = std::min<int64_t>(problem.h, cells / problem.w);
+  const int64_t blocks = problem.n * ceil_div(problem.c, kBandWarps);
+  while (rows > kFewestRows && blocks * ceil_div(problem.h, rows) < kManyBlocks) rows = (rows + 1) / 2;
+  bands.count = int32_t(ceil_div(problem.h, rows));
+  bands.rows = int32_t(ceil_div(problem.h, bands.count));
+  bands.by_rows = Divider(uint32_t(bands.rows));
+  // The rows of all bins of a RoI add up to little more than the map, and each may begin and end within a band.
+  const int64_t row_bands = 2 * problem.pooled_h + (problem.h + 2 * problem.pooled_h) / bands.rows + 1;
+  bands.most = problem.rois * problem.pooled_w * row_bands;
+  bands.lists = space.take<PoolList>(problem.n * bands.count);
+  bands.entries = space.take<PoolEntry>(bands.most);
+  return bands;
+}
+
+// The sum of all threads' numbers, and in `before` that of the threads before this one. For all threads of a block.
+__device__ inline int64_t sum_of_block(int64_t own, int64_t (&of_warps)[kListWarps], int64_t &before) {
+  const int lane = int(threadIdx.x % kLanes);
+  const int warp = int(threadIdx.x / kLanes);
+  int64_t upto = own;
+  for (int distance = 1; distance < kLanes; distance *= 2) {
+    const int64_t other = __shfl_up_sync(kAllLanes, upto, unsigned(distance));
+    if (lane >= distance) upto += other;
+  }
+  __syncthreads();
+  if (lane == kLanes - 1) of_warps[warp] = upto;
+  __syncthreads();
+  before = upto - own;
+  int64_t sum = 0;
+  for (int k = 0; k < kListWarps; ++k) {
+    before += k < warp ? of_warps[k] : 0;
+    sum += of_warps[k];
+  }
+  return sum;
+}
+
+// A block lists the bins over a band of an image, a thread those of a RoI. Where its list begins follows from all that
+// the lists before it have: those of the bands before, and of the same band of the images before.
+template <class Real>
+__global__ void __launch_bounds__(kListThreads)
+    roi_pool_list(const __grid_constant__ RoiProblem problem, RoiRows rois, const __grid_constant__ PoolBands bands) {
+  __shared__ int64_t of_warps[kListWarps];
+  wait_for_earlier_work();
+  let_next_kernel_start();
+  const int32_t band = int32_t(blockIdx.x) % bands.count;
+  const int32_t n = int32_t(blockIdx.x) / bands.count;
+  const int32_t row0 = band * bands.rows;
+  const int32_t rows = min(bands.rows, problem.h - row0);
+  struct Own {
+    RoiPoolGeometry<Real> roi;
+    int64_t before = 0;  // rows of bins in bands before
+    int32_t first = 0;   // row of bins over the band
+    int32_t count = 0;
+  };
+  const auto look_at = [&](int64_t r) {
+    Own own;
+    if (r < problem.rois) own.roi = roi_pool_geometry<Real>(problem, rois, r);
+    if (own.roi.batch < 0) return own;
+    for (int32_t ph = 0; ph < problem.pooled_h; ++ph) {
+      const RoiCells reach = own.roi.y.reach(ph);
+      if (reach.count == 0) continue;
+      const int32_t low = int32_t(bands.by_rows.divide(uint32_t(reach.first)));
+      const int32_t high = int32_t(bands.by_rows.divide(uint32_t(reach.first + reach.count - 1)));
+      own.before += max(min(high + 1, band) - low, 0);
+      if (low > band || high < band) continue;
+      if (own.count == 0) own.first = ph;
+      ++own.count;
+    }
+    return own;
+  };
+  int64_t before = 0;
+  for (int64_t from = 0; from < problem.rois; from += kListThreads) {
+    const Own own = look_at(from + threadIdx.x);
+    before += own.before + (own.roi.batch < n ? own.count : 0);
+  }
+  int64_t unused;
+  int64_t begin = sum_of_block(before * problem.pooled_w, of_warps, unused);
+  const int64_t list_begin = begin;
+  for (int64_t from = 0; from < problem.rois; from += kListThreads) {
+    Own own = look_at(from + threadIdx.x);
+    if (own.roi.batch != n) own.count = 0;
+    int64_t at;
+    const int64_t sum = sum_of_block(int64_t(own.count) * problem.pooled_w, of_warps, at);
+    at += begin;
+    begin += sum;
+    for (int32_t pw = 0; pw < (own.count > 0 ? problem.pooled_w : 0); ++pw) {
+      const RoiCells x = own.roi.x.reach(pw);
+      for (int32_t k = 0; k < own.count; ++k) {
+        const int32_t ph = own.first + k;
+        const RoiCells y = own.roi.y.reach(ph);
+        const int32_t low = max(y.first - row0, 0);
+        const int32_t high = min(y.first + y.count - row0, rows);
+        const int64_t to = at + int64_t(k) * problem.pooled_w + pw;
+        if (to < bands.most)
+          bands.entries[to] = {int32_t(from) + int32_t(threadIdx.x), ph * problem.pooled_w + pw, uint16_t(low),
+                               uint16_t(max(high - low, 0)),         uint16_t(x.first),          uint16_t(x.count)};
+      }
+    }
+  }
+  if (threadIdx.x == 0) bands.lists[blockIdx.x] = {list_begin, min(begin, bands.most) - list_begin};
+}
+
+struct PoolBandsCall {
+  RoiPoolBackward backward;
+  PoolBands bands;
+  Divider by_w;
+  int64_t given_bin;  // between two bins, in elements
+  int64_t named_bin;
+  int64_t groups;  // of channels
+  int64_t tasks;
+  bool packs;  // whether a band lies in one piece, and can be written by packs
+};
+
+// What a lane adds.
+template <class T, class Index>
+struct PoolBin {
+  Index named;
+  T value;
+  uint16_t row;
+  uint16_t rows;
+  uint16_t column;
+  uint16_t columns;
+};
+
+template <class T, class Index>
+__global__ void __launch_bounds__(kBandThreads, kBandBlocks)
+    roi_pool_bands(const __grid_constant__ PoolBandsCall call) {
   using Real = typename ImageReal<T>::type;
+  constexpr int kVector = int(kRoiVector / int64_t(sizeof(Real)));
+  constexpr int32_t kStep = kBinsAtOnce * kLanes;
   extern __shared__ __align__(16) char shared[];
-  __shared__ PoolItem<Real> items[kPartThreads];
-  __shared__ uint32_t claims[kClaims];
-  __shared__ int32_t counts[kPartWarps];
-  Real *const sums = reinterpret_cast<Real *>(shared);
   const RoiPoolBackward &backward = call.backward;
   const RoiProblem &problem = backward.problem;
   const ImageView &doutput = backward.doutput;
   const ImageView &dinput = backward.dinput;
-  const RoiIndices &argmax = backward.argmax;
-  const int32_t thread = int32_t(threadIdx.x);
-  const int lane = thread % kLanes;
-  const int warp = thread / kLanes;
-  const int32_t bins = problem.pooled_h * problem.pooled_w;
-  const int64_t cells = int64_t(problem.h) * problem.w;
-  uint32_t turn = 0;
-  for (int32_t i = thread; i < int32_t(kClaims); i += kPartThreads) claims[i] = 0;
+  const ImageView &argmax = backward.argmax.view;
+  const PoolBands &bands = call.bands;
+  const int lane = int(threadIdx.x % kLanes);
+  const int warp = int(threadIdx.x / kLanes);
+  const int32_t packs = (bands.rows * problem.w + kVector - 1) / kVector;
+  RoiPack<Real, kVector> *const packed = reinterpret_cast<RoiPack<Real, kVector> *>(shared) + warp * packs;
+  Real *const sums = packed->value;
+  wait_for_earlier_work();
   for (int64_t task = blockIdx.x; task < call.tasks; task += gridDim.x) {
-    const int32_t part = int32_t(task % (int64_t(call.down) * call.across));
-    const int64_t plane = task / (int64_t(call.down) * call.across);
-    const int64_t c = plane % problem.c;
-    const int32_t n = int32_t(plane / problem.c);
-    const int32_t row0 = part / call.across * call.rows;
-    const int32_t column0 = part % call.across * call.columns;
-    const int32_t rows = min(call.rows, problem.h - row0);
-    const int32_t columns = min(call.columns, problem.w - column0);
-    for (int32_t i = thread; i < call.rows * call.columns; i += kPartThreads) sums[i] = 0;
-    for (int64_t from = 0; from < problem.rois; from += kPartThreads) {
-      bool touches = false;
-      RoiPoolGeometry<Real> roi;
-      if (from + thread < problem.rois && backward.rois.batch(from + thread, int32_t(problem.n)) == n) {
-        roi = roi_pool_geometry<Real>(problem, backward.rois, from + thread);
-        if (roi.batch == n) {
-          const RoiCells y = roi.y.reach_of_all(problem.pooled_h);
-          const RoiCells x = roi.x.reach_of_all(problem.pooled_w);
-          touches = y.first < row0 + rows && y.first + y.count > row0 && x.first < column0 + columns &&
-                    x.first + x.count > column0;
-        }
+    const int32_t band = int32_t(task % bands.count);
+    const int64_t c = task / bands.count % call.groups * kBandWarps + warp;
+    const int32_t n = int32_t(task / bands.count / call.groups);
+    const int32_t row0 = band * bands.rows;
+    const int32_t rows = min(bands.rows, problem.h - row0);
+    if (c >= problem.c) continue;
+    for (int32_t i = lane; i < packs; i += kLanes) packed[i] = {};
+    __syncwarp();
+    const PoolList list = bands.lists[n * bands.count + band];
+    const PoolEntry *const entries = bands.entries + list.begin;
+    const int32_t count = int32_t(list.count);
+    const T *const given = static_cast<const T *>(doutput.data) + doutput.plane(0, c);
+    const Index *const named = static_cast<const Index *>(argmax.data) + argmax.plane(0, c);
+    PoolEntry entry[kBinsAtOnce];
+    PoolBin<T, Index> bin[kBinsAtOnce];
+    const auto read = [&](int32_t first) {
+#pragma unroll
+      for (int k = 0; k < kBinsAtOnce; ++k) {
+        const int32_t i = first + k * kLanes + lane;
+        entry[k].rows = 0;
+        if (i < count) entry[k] = entries[i];
       }
-      const unsigned word = __ballot_sync(kAllLanes, touches);
-      if (lane == 0) counts[warp] = __popc(word);
-      __syncthreads();
-      int32_t before = 0;
-      int32_t count = 0;
-      for (int k = 0; k < kPartWarps; ++k) {
-        before += k < warp ? counts[k] : 0;
-        count += counts[k];
+    };
+    // What is loaded isn't looked at before the bins in hand are done.
+    const auto fetch = [&] {
+#pragma unroll
+      for (int k = 0; k < kBinsAtOnce; ++k) {
+        bin[k].row = entry[k].row;
+        bin[k].rows = entry[k].rows;
+        bin[k].column = entry[k].column;
+        bin[k].columns = entry[k].columns;
+        if (entry[k].rows == 0) continue;
+        bin[k].named = named[entry[k].roi * argmax.batch + entry[k].bin * call.named_bin];
+        bin[k].value = given[entry[k].roi * doutput.batch + entry[k].bin * call.given_bin];
       }
-      if (touches)
-        items[before + __popc(word & ((1u << lane) - 1))] = {int32_t(from) + thread, roi.y.start, roi.y.bin,
-                                                             roi.x.start, roi.x.bin};
-      __syncthreads();
-      const int32_t end = count * bins;
-      PoolBin<T> coming = {};
-      const auto fetch = [&](int32_t entry) {
-        coming.named = -1;
-        if (entry >= end) return;
-        coming.item = int32_t(call.by_bins.divide(uint32_t(entry)));
-        coming.bin = entry - coming.item * bins;
-        const int64_t r = items[coming.item].roi;
-        const int32_t ph = int32_t(call.by_pw.divide(uint32_t(coming.bin)));
-        const int32_t pw = coming.bin - ph * problem.pooled_w;
-        coming.named = argmax.get(argmax.view.plane(r, c) + argmax.view.cell(ph, pw));
-        coming.value = static_cast<const T *>(doutput.data)[doutput.plane(r, c) + doutput.cell(ph, pw)];
-      };
-      fetch(thread);
-      for (int32_t first = 0; first < end; first += kPartThreads) {
-        int32_t place = -1;
-        const Real value = Real(coming.value);
-        if (coming.named >= 0 && coming.named < cells) {
-          const PoolItem<Real> &item = items[coming.item];
-          const int32_t ph = int32_t(call.by_pw.divide(uint32_t(coming.bin)));
-          const int32_t pw = coming.bin - ph * problem.pooled_w;
-          const int32_t row = int32_t(call.by_w.divide(uint32_t(coming.named)));
-          const int32_t column = int32_t(coming.named) - row * problem.w;
-          const auto within = [](int32_t cell, const RoiCells &reach) {
-            return uint32_t(cell - reach.first) < uint32_t(reach.count);
-          };
-          if (within(row, RoiPoolAxis<Real>{item.y_start, item.y_bin, problem.h}.reach(ph)) &&
-              within(column, RoiPoolAxis<Real>{item.x_start, item.x_bin, problem.w}.reach(pw)) &&
-              within(row, {row0, rows}) && within(column, {column0, columns}))
-            place = (row - row0) * call.columns + column - column0;
-        }
-        fetch(first + kPartThreads + thread);
-        bool waits = place >= 0;
-        while (__syncthreads_or(waits)) {
-          // Claims of later turns, and in a turn those of earlier bins, are higher.
-          if (++turn == kMostTurns) {
-            turn = 1;
-            for (int32_t i = thread; i < int32_t(kClaims); i += kPartThreads) claims[i] = 0;
-            __syncthreads();
-          }
-          uint32_t *const claim = claims + uint32_t(place) % kClaims;
-          const uint32_t own = turn * kOrders + uint32_t(kPartThreads - 1 - thread);
-          if (waits) atomicMax(claim, own);
-          __syncthreads();
-          if (waits && *claim == own) {
-            sums[place] += value;
-            waits = false;
-          }
+    };
+    read(0);
+    fetch();
+    read(kStep);
+    for (int32_t first = 0; first < count; first += kStep) {
+      Real value[kBinsAtOnce];
+      int32_t place[kBinsAtOnce];
+#pragma unroll
+      for (int k = 0; k < kBinsAtOnce; ++k) {
+        const int32_t cell = bin[k].named >= 0 && bin[k].named <= INT32_MAX ? int32_t(bin[k].named) : INT32_MAX;
+        const int32_t row = int32_t(call.by_w.divide(uint32_t(cell)));
+        const bool adds = uint32_t(row - row0 - bin[k].row) < bin[k].rows &&
+                          uint32_t(cell - row * problem.w - bin[k].column) < bin[k].columns;
+        place[k] = adds ? cell - row0 * problem.w : -1 - lane;
+        value[k] = Real(bin[k].value);
+      }
+      fetch();
+      read(first + 2 * kStep);
+      int32_t turn[kBinsAtOnce];
+      bool more[kBinsAtOnce];
+#pragma unroll
+      for (int k = 0; k < kBinsAtOnce; ++k)
+        turn[k] = __popc(__match_any_sync(kAllLanes, place[k]) & ((1u << lane) - 1));
+#pragma unroll
+      for (int k = 0; k < kBinsAtOnce; ++k) more[k] = __any_sync(kAllLanes, turn[k] > 0);
+#pragma unroll
+      for (int k = 0; k < kBinsAtOnce; ++k) {
+        if (place[k] >= 0 && turn[k] == 0) sums[place[k]] += value[k];
+        __syncwarp();
+        if (!more[k]) continue;
+        for (int32_t now = 1; __any_sync(kAllLanes, turn[k] >= now); ++now) {
+          if (turn[k] == now) sums[place[k]] += value[k];
+          __syncwarp();
         }
       }
     }
-    T *const to = static_cast<T *>(dinput.data) + dinput.plane(n, c);
-    __syncthreads();
-    for (int32_t i = thread; i < rows * call.columns; i += kPartThreads) {
-      const int32_t row = int32_t(call.by_columns.divide(uint32_t(i)));
-      const int32_t column = i - row * call.columns;
-      if (column >= columns) continue;
-      T &at = to[dinput.cell(row0 + row, column0 + column)];
-      at = T(backward.accumulate ? Real(at) + sums[i] : sums[i]);
+    T *const to = static_cast<T *>(dinput.data) + dinput.plane(n, c) + dinput.cell(row0, 0);
+    const auto sum_of = [&](T before, Real sum) { return T(backward.accumulate ? Real(before) + sum : sum); };
+    if (call.packs) {
+      using Pack = RoiPack<T, kVector>;
+#pragma unroll 4
+      for (int32_t i = lane; i < rows * problem.w / kVector; i += kLanes) {
+        Pack *const at = reinterpret_cast<Pack *>(to) + i;
+        Pack pack = {};
+        if (backward.accumulate) pack = *at;
+#pragma unroll
+        for (int v = 0; v < kVector; ++v) pack.value[v] = sum_of(pack.value[v], packed[i].value[v]);
+        *at = pack;
+      }
+    } else {
+      for (int32_t i = lane; i < rows * problem.w; i += kLanes) {
+        const int32_t row = int32_t(call.by_w.divide(uint32_t(i)));
+        T &at = to[dinput.cell(row, i - row * problem.w)];
+        at = sum_of(at, sums[i]);
+      }
     }
+    __syncwarp();
   }
+}
+
+// Between two bins that follow each other, row by row; 0 where that differs.
+int64_t bin_stride(const RoiProblem &problem, const ImageView &view) {
+  if (problem.pooled_w == 1) return view.row;
+  return problem.pooled_h == 1 || view.row == problem.pooled_w * view.column ? view.column : 0;
 }
 
 constexpr int kTileSide = 8;
@@ -257,30 +388,32 @@ void backward(const RoiPoolBackward &call, Stream stream) {
   using Real = typename ImageReal<T>::type;
   const RoiProblem &problem = call.problem;
   const bool channels_last = call.doutput.channel == 1 && problem.c > 1;
-  if (!channels_last && int64_t(problem.h) * problem.w <= INT32_MAX &&
-      int64_t(problem.pooled_h) * problem.pooled_w <= kMostPartBins && problem.rois <= INT32_MAX - kPartThreads) {
-    constexpr int32_t kCells = kPartBytes<Real> / int32_t(sizeof(Real));
-    // Blocks that fill a large GPU, if cells can be shared out among as many.
-    constexpr int64_t kManyBlocks = 512;
-    constexpr int32_t kFewestRows = 8;
-    PoolPartsCall parts = {};
-    parts.backward = call;
-    parts.across = int32_t(ceil_div(problem.w, kCells));
-    parts.columns = int32_t(ceil_div(problem.w, parts.across));
-    parts.rows = std::min(problem.h, kCells / parts.columns);
-    const int64_t planes = problem.n * problem.c;
-    while (parts.rows > kFewestRows && planes * parts.across * ceil_div(problem.h, parts.rows) < kManyBlocks)
-      parts.rows = (parts.rows + 1) / 2;
-    parts.down = int32_t(ceil_div(problem.h, parts.rows));
-    parts.rows = int32_t(ceil_div(problem.h, parts.down));
-    parts.by_w = Divider(uint32_t(problem.w));
-    parts.by_pw = Divider(uint32_t(std::max(problem.pooled_w, 1)));
-    parts.by_bins = Divider(uint32_t(std::max(problem.pooled_h * problem.pooled_w, 1)));
-    parts.by_columns = Divider(uint32_t(parts.columns));
-    parts.tasks = planes * parts.down * parts.across;
-    const size_t shared = size_t(parts.rows) * parts.columns * sizeof(Real);
-    allow_roi_shared(roi_pool_parts<T>, shared);
-    launch(roi_pool_parts<T>, {std::min(parts.tasks, kMostBlocks), kPartThreads, shared}, stream, parts);
+  Workspace space(call.workspace);
+  PoolBandsCall lists = {};
+  lists.bands = pool_bands<Real>(problem, space);
+  lists.given_bin = bin_stride(problem, call.doutput);
+  lists.named_bin = bin_stride(problem, call.argmax.view);
+  if (!channels_last && call.workspace && lists.bands.rows > 0 && lists.given_bin != 0 && lists.named_bin != 0) {
+    const PoolBands &bands = lists.bands;
+    constexpr int kVector = int(kRoiVector / int64_t(sizeof(Real)));
+    const ImageView &to = call.dinput;
+    const auto whole = [](int64_t elements) { return elements % kVector == 0; };
+    lists.backward = call;
+    lists.by_w = Divider(uint32_t(problem.w));
+    lists.groups = ceil_div(problem.c, kBandWarps);
+    lists.tasks = problem.n * lists.groups * bands.count;
+    lists.packs = to.column == 1 && to.row == problem.w && whole(problem.w) && whole(to.channel) && whole(to.batch) &&
+                  reinterpret_cast<uintptr_t>(to.data) % (kVector * sizeof(T)) == 0;
+    const size_t sums = size_t(kBandWarps * ceil_div(int64_t(bands.rows) * problem.w, kVector) * kRoiVector);
+    launch(roi_pool_list<Real>, {problem.n * bands.count, kListThreads, 0, true}, stream, problem, call.rois, bands);
+    const auto run = [&](auto kernel) {
+      allow_roi_shared(kernel, sums);
+      launch(kernel, {std::min(lists.tasks, kMostBlocks), kBandThreads, sums, true}, stream, lists);
+    };
+    if (call.argmax.wide)
+      run(roi_pool_bands<T, int64_t>);
+    else
+      run(roi_pool_bands<T, int32_t>);
     return;
   }
   constexpr size_t kShared = sizeof(Real) * kTileWarps * kTileCells * kTileStride;
@@ -293,6 +426,15 @@ void backward(const RoiPoolBackward &call, Stream stream) {
 }
 
 }  // namespace
+
+size_t roi_pool_backward_workspace(const RoiProblem &problem, DLDataType dtype) {
+  Workspace space(nullptr);
+  if (dtype == DTypeOf<double>::value)
+    pool_bands<double>(problem, space);
+  else
+    pool_bands<float>(problem, space);
+  return space.size();
+}
 
 void roi_pool_backward_cuda(const RoiPoolBackward &call, Stream stream) {
   dispatch_dtype<float16, bfloat16, float, double>(

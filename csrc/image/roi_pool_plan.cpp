@@ -17,6 +17,14 @@ class RoiPoolBase : public RoiPlan {
       if (device().is_cuda()) path_ = "any";
   }
 
+  // What the faster path needs, if there is one.
+  void use_workspace(size_t wanted, const char *path) {
+    if (wanted == 0 || !allows_workspace(wanted)) return;
+    path_ = path;
+    workspace_size_ = wanted;
+    launches_only_ = false;
+  }
+
   void check_index_dtype(DLDataType dtype) {
     if (!dispatch_dtype<int32_t, int64_t>(dtype, [](auto) {}))
       refuse("index_dtype: expected int32 or int64, got ", dtype_name(dtype));
@@ -42,12 +50,7 @@ class RoiPoolPlan final : public RoiPoolBase {
     cost_.operations = out_.count();
     set_sku("roi_pool", desc.dtype, desc.rois_dtype, "exact", "none");
     if constexpr (kWithCuda) {
-      const size_t wanted = device().is_cuda() ? roi_pool_workspace(problem_, desc.dtype) : 0;
-      if (wanted > 0 && allows_workspace(wanted)) {
-        path_ = "turned";
-        workspace_size_ = wanted;
-        launches_only_ = false;
-      }
+      if (device().is_cuda()) use_workspace(roi_pool_workspace(problem_, desc.dtype), "turned");
     }
   }
 
@@ -93,6 +96,9 @@ class RoiPoolBackwardPlan final : public RoiPoolBase {
     if (accumulate_) cost_.bytes += storage_bytes(desc.dtype, in_.count());
     cost_.operations = out_.count();
     set_sku("roi_pool_backward", desc.dtype, desc.index_dtype, real_name(desc.dtype), real_name(desc.dtype));
+    if constexpr (kWithCuda) {
+      if (device().is_cuda()) use_workspace(roi_pool_backward_workspace(problem_, desc.dtype), "bands");
+    }
   }
 
  protected:
@@ -105,7 +111,8 @@ class RoiPoolBackwardPlan final : public RoiPoolBase {
                                       {image_view(argmax), argmax.dtype.bits == 64},
                                       image_view(call.operands[kDinput]),
                                       operands_[kDoutput].dtype,
-                                      accumulate_};
+                                      accumulate_,
+                                      call.workspace};
     if constexpr (kWithCuda) {
       if (device().is_cuda()) {
         roi_pool_backward_cuda(backward, call.stream);
