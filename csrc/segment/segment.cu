@@ -48,16 +48,18 @@ void take_reduction(Workspace &workspace, const SegmentProblem &problem, size_t 
                     SegmentSpace &space) {
   space.chunks = chunks;
   if (problem.ids == SegmentIds::unsorted) {
-    for (int i = 0; i < 2; ++i) {
+    space.sort = segment_sort_of(problem);
+    for (int i = 0; i < std::min(space.sort.passes, 2); ++i) {
       space.keys[i] = workspace.take<uint32_t>(problem.rows);
       space.values[i] = workspace.take<uint32_t>(problem.rows);
     }
-    space.sort_bytes = segment_sort_bytes(problem);
-    space.sort = workspace.take<std::byte>(int64_t(space.sort_bytes));
+    space.digits = workspace.take<uint32_t>((space.sort.tiles + 1) << space.sort.bits);
   }
+  const size_t before = workspace.size();
   if (problem.ids != SegmentIds::offsets)
     space.offsets = take_numbers(workspace, problem.segments + 1, problem.rows >= kNarrowLimit);
   space.first = take_numbers(workspace, space.chunks.count + 1, problem.segments >= kNarrowLimit);
+  space.bounds = {static_cast<uint4 *>(space.offsets.data), int64_t((workspace.size() - before) / sizeof(uint4))};
   if (problem.rows > space.chunks.chunk)
     space.partial = workspace.take<std::byte>(2 * space.chunks.count * problem.columns * int64_t(state));
 }
@@ -106,8 +108,11 @@ SegmentSpace backward_space(Workspace &workspace, const SegmentProblem &problem,
     space.ids = take_numbers(workspace, problem.rows, problem.segments >= kNarrowLimit);
   if (problem.kind == SegmentKind::mean) {
     if (problem.ids == SegmentIds::unsorted) space.counts = workspace.take<uint32_t>(problem.segments);
-    if (problem.ids == SegmentIds::sorted)
+    if (problem.ids == SegmentIds::sorted) {
+      const size_t before = workspace.size();
       space.offsets = take_numbers(workspace, problem.segments + 1, problem.rows >= kNarrowLimit);
+      space.bounds = {static_cast<uint4 *>(space.offsets.data), int64_t((workspace.size() - before) / sizeof(uint4))};
+    }
   }
   if (problem.segments > 0 && (problem.kind == SegmentKind::prod || (problem.extreme() && !from_arg))) {
     const bool chosen = problem.extreme() && !problem.even;

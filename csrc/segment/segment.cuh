@@ -104,14 +104,33 @@ struct SegmentBuckets {
 
 enum class SegmentCells { none, few, tiles, buckets, runs };
 
+// Offsets and bounds of chunks in a workspace, one behind the other; -1 before they are known.
+struct SegmentBounds {
+  uint4 *data = nullptr;
+  int64_t count = 0;
+
+  __device__ void forget(int64_t from, int64_t step) const {
+    for (int64_t at = from; at < count; at += step) data[at] = make_uint4(~0u, ~0u, ~0u, ~0u);
+  }
+};
+
+// In how many passes ids are sorted, by digits of so many bits, and in how many tiles of rows.
+struct SegmentSort {
+  int passes = 0;
+  int bits = 0;
+  bool large = false;
+  int64_t tiles = 0;
+};
+
 // What a workspace holds; NULL where the problem has no use for it.
 struct SegmentSpace {
   uint32_t *keys[2] = {};
   uint32_t *values[2] = {};
-  std::byte *sort = nullptr;
-  size_t sort_bytes = 0;
+  SegmentSort sort;
+  uint32_t *digits = nullptr;
   SegmentNumbers offsets;
   SegmentNumbers first;
+  SegmentBounds bounds;
   SegmentChunks chunks;
   SegmentCells cells = SegmentCells::none;
   SegmentFew few;
@@ -170,7 +189,10 @@ void segment_offsets(const SegmentProblem &problem, const SegmentIndices &ids, c
 void segment_expand(const SegmentProblem &problem, const SegmentIndices &offsets, const SegmentSpace &space,
                     Stream stream);
 void segment_count(const SegmentProblem &problem, const SegmentIndices &ids, const SegmentSpace &space, Stream stream);
-size_t segment_sort_bytes(const SegmentProblem &problem);
+SegmentSort segment_sort_of(const SegmentProblem &problem);
+// Stable, by segments. Which of the space's keys and values are sorted is returned.
+int segment_sort(const SegmentProblem &problem, const SegmentIndices &ids, const SegmentView *payload,
+                 const SegmentSpace &space, Stream stream);
 
 // Takes cells where reductions without sorting are possible, else nothing.
 void segment_take_cells(Workspace &workspace, const SegmentProblem &problem, size_t state, SegmentSpace &space);

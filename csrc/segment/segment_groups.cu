@@ -1,35 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <cub/device/device_radix_sort.cuh>
-
 #include "segment/segment.cuh"
 
 namespace baracuda {
 namespace {
 
 constexpr int kRowsAtOnce = 4;
-
-// Ids that don't count sort behind all others.
-template <class Bits>
-__global__ __launch_bounds__(kSegmentThreads) void fill_keys(SegmentIndices ids, int64_t rows, int64_t segments,
-                                                             const Bits *payload, int64_t payload_step, uint32_t *keys,
-                                                             uint32_t *values) {
-  const int64_t first = int64_t(blockIdx.x) * kSegmentThreads * kRowsAtOnce + threadIdx.x;
-  int64_t id[kRowsAtOnce];
-  segment_load_ids(ids, first, kSegmentThreads, rows, id);
-  uint32_t value[kRowsAtOnce];
-#pragma unroll
-  for (int r = 0; r < kRowsAtOnce; ++r) {
-    const int64_t row = min(first + r * kSegmentThreads, rows - 1);
-    value[r] = payload ? uint32_t(payload[row * payload_step]) : uint32_t(row);
-  }
-#pragma unroll
-  for (int r = 0; r < kRowsAtOnce; ++r) {
-    const int64_t row = first + r * kSegmentThreads;
-    if (row >= rows) break;
-    keys[row] = uint32_t(uint64_t(id[r]) < uint64_t(segments) ? id[r] : segments);
-    values[row] = value[r];
-  }
-}
 
 // Ids that never fall, with -1 and `segments` for what is outside.
 struct SortedIds {
@@ -38,17 +13,17 @@ struct SortedIds {
   int64_t segments;
 
   __device__ int64_t operator[](int64_t at) const {
-    if (keys) return __ldg(keys + at);
+    if (keys) return keys[at];
     return inside(ids[at]);
   }
   __device__ int64_t inside(int64_t id) const { return id < 0 ? -1 : id > segments ? segments : id; }
   // Of rows that are as many apart as a block has threads; -1 outside.
   __device__ void load(int64_t first, int64_t rows, int64_t (&id)[kRowsAtOnce]) const {
-    if (keys) {
+    if (keys || rows == 0) {
 #pragma unroll
       for (int r = 0; r < kRowsAtOnce; ++r) {
         const int64_t row = first + r * kSegmentThreads;
-        id[r] = row >= 0 && row < rows ? int64_t(__ldg(keys + row)) : -1;
+        id[r] = row >= 0 && row < rows ? int64_t(keys[row]) : -1;
       }
     } else {
       segment_load_ids(ids, first, kSegmentThreads, rows, id);
@@ -58,28 +33,34 @@ struct SortedIds {
   }
 };
 
-// Offsets where ids rise, of as many segments as are passed at once. The others stay as they were.
+// Offsets where ids rise, and bounds of chunks, of as many segments as are passed at once. The others stay as they were.
 constexpr int64_t kMostPassed = 32;
 
-__global__ __launch_bounds__(kSegmentThreads) void forget_offsets(SegmentNumbers offsets, int64_t count) {
-  const int64_t at = int64_t(blockIdx.x) * kSegmentThreads + threadIdx.x;
-  if (at < count) offsets.set(at, -1);
+__global__ __launch_bounds__(kSegmentThreads) void forget_bounds(SegmentBounds bounds) {
+  bounds.forget(int64_t(blockIdx.x) * kSegmentThreads + threadIdx.x, int64_t(gridDim.x) * kSegmentThreads);
 }
 
-__global__ __launch_bounds__(kSegmentThreads) void mark_rises(SortedIds ids, int64_t rows, int64_t segments,
-                                                              SegmentNumbers offsets) {
+__global__ __launch_bounds__(kSegmentThreads) void mark_rises(SortedIds ids, SegmentGroups groups,
+                                                              SegmentNumbers offsets, int chunk_bits) {
+  wait_for_earlier_work();
+  let_next_kernel_start();
   const int64_t first = int64_t(blockIdx.x) * kSegmentThreads * kRowsAtOnce + threadIdx.x;
   int64_t id[kRowsAtOnce];
   int64_t before[kRowsAtOnce];
-  ids.load(first, rows, id);
-  ids.load(first - 1, rows, before);
+  ids.load(first, groups.rows, id);
+  ids.load(first - 1, groups.rows, before);
 #pragma unroll
   for (int r = 0; r < kRowsAtOnce; ++r) {
     const int64_t row = first + r * kSegmentThreads;
-    if (row > rows) break;
-    if (row == rows) id[r] = segments;
+    if (row > groups.rows) break;
+    if (row == groups.rows) id[r] = groups.segments;
     if (id[r] - before[r] > kMostPassed) continue;
     for (int64_t segment = before[r] + 1; segment <= id[r]; ++segment) offsets.set(segment, row);
+    // Rows and the segments that stand before them take the places up to this one.
+    const int64_t place = id[r] + row + 1;
+    const int64_t last = row == groups.rows ? groups.chunks : min(place >> chunk_bits, groups.chunks);
+    for (int64_t chunk = ((before[r] + row) >> chunk_bits) + 1; chunk <= last; ++chunk)
+      groups.first.set(chunk, min((chunk << chunk_bits) - row, groups.segments));
   }
 }
 
@@ -99,26 +80,48 @@ __device__ int64_t search(int64_t count, const Holds &holds) {
   return low;
 }
 
-// A thread for each offset, where there are none yet, and for each bound of a chunk.
-__global__ __launch_bounds__(kSegmentThreads) void find_bounds(SortedIds ids, SegmentGroups groups,
-                                                               SegmentNumbers offsets, bool marked) {
-  int64_t at = int64_t(blockIdx.x) * kSegmentThreads + threadIdx.x;
-  if (offsets.data) {
-    if (at <= groups.segments) {
-      if (!marked || offsets[at] < 0) offsets.set(at, search(groups.rows, [&](int64_t row) { return ids[row] >= at; }));
-      return;
-    }
-    at -= groups.segments + 1;
+// The same by all lanes of a warp.
+template <class Holds>
+__device__ int64_t search_wide(int64_t count, const Holds &holds) {
+  const int lane = int(threadIdx.x) & 31;
+  int64_t low = 0;
+  while (count > 0) {
+    const int64_t step = (count + 31) / 32;
+    const int64_t at = (lane + 1) * step - 1;
+    const uint32_t held = __ballot_sync(~0u, at >= count || holds(low + at));
+    // The last lane's place is behind all, or holds the answer that no other has.
+    const int64_t before = held ? (__ffs(int(held)) - 1) * step : count;
+    low += before;
+    count = min(count - before, step - 1);
   }
+  return low;
+}
+
+// A thread for each offset and each bound of a chunk that isn't marked.
+__global__ __launch_bounds__(kSegmentThreads) void find_bounds(SortedIds ids, SegmentGroups groups,
+                                                               SegmentNumbers offsets) {
+  wait_for_earlier_work();
+  let_next_kernel_start();
+  int64_t at = int64_t(blockIdx.x) * kSegmentThreads + threadIdx.x;
+  if (at <= groups.segments) {
+    if (offsets[at] < 0) offsets.set(at, search(groups.rows, [&](int64_t row) { return ids[row] >= at; }));
+    return;
+  }
+  at -= groups.segments + 1;
+  if (at > groups.chunks || groups.first[at] >= 0) return;
+  // Of the places before, those that rows don't take are segments.
+  const int64_t place = at * groups.chunk;
+  const int64_t rows = search(groups.rows, [&](int64_t row) { return row + ids[row] + 1 >= place; });
+  groups.first.set(at, min(max(place - rows, int64_t(0)), groups.segments));
+}
+
+// A warp for each bound of a chunk.
+__global__ __launch_bounds__(kSegmentThreads) void find_chunks(SegmentGroups groups) {
+  const int64_t at = (int64_t(blockIdx.x) * kSegmentThreads + threadIdx.x) / 32;
   if (at > groups.chunks) return;
   const int64_t place = at * groups.chunk;
-  if (offsets.data) {
-    // Of the places before, those that rows don't take are segments.
-    const int64_t rows = search(groups.rows, [&](int64_t row) { return row + ids[row] + 1 >= place; });
-    groups.first.set(at, min(max(place - rows, int64_t(0)), groups.segments));
-  } else {
-    groups.first.set(at, search(groups.segments, [&](int64_t j) { return groups.begin(j) + j >= place; }));
-  }
+  const int64_t first = search_wide(groups.segments, [&](int64_t j) { return groups.begin(j) + j >= place; });
+  if (threadIdx.x % 32 == 0) groups.first.set(at, first);
 }
 
 __global__ __launch_bounds__(kSegmentThreads) void expand(SegmentGroups groups, SegmentNumbers ids) {
@@ -148,35 +151,15 @@ __global__ __launch_bounds__(kSegmentThreads) void count_ids(SegmentIndices ids,
     if (local[s] != 0) atomicAdd(counts + s, local[s]);
 }
 
-template <class Bits>
-void launch_fill_keys(const SegmentProblem &problem, const SegmentIndices &ids, const SegmentView *payload,
-                      const SegmentSpace &space, Stream stream) {
-  launch(fill_keys<Bits>, {ceil_div(problem.rows, kSegmentThreads * kRowsAtOnce), kSegmentThreads}, stream, ids,
-         problem.rows, problem.segments, static_cast<const Bits *>(payload ? payload->data : nullptr),
-         payload ? payload->row : 0, space.keys[0], space.values[0]);
-}
-
-int key_bits(int64_t segments) { return std::bit_width(uint64_t(segments)); }
-
-void sort_pairs(const SegmentProblem &problem, void *temporary, size_t &bytes, cub::DoubleBuffer<uint32_t> &keys,
-                cub::DoubleBuffer<uint32_t> &values, Stream stream) {
-  check_cuda(cub::DeviceRadixSort::SortPairs(temporary, bytes, keys, values, problem.rows, 0,
-                                             key_bits(problem.segments), static_cast<cudaStream_t>(stream)),
-             "radix sort");
-}
-
-// From ids that never fall to offsets, where there are none, and bounds of chunks.
-void launch_bounds(const SortedIds &ids, const SegmentGroups &groups, const SegmentNumbers &offsets, Stream stream) {
-  constexpr int64_t kFewSegments = 4096;
-  const bool marks = offsets.data && groups.segments > kFewSegments;
-  const int64_t count = groups.segments + 1;
-  if (marks) {
-    launch(forget_offsets, {ceil_div(count, kSegmentThreads), kSegmentThreads}, stream, offsets, count);
-    launch(mark_rises, {ceil_div(groups.rows + 1, kSegmentThreads * kRowsAtOnce), kSegmentThreads}, stream, ids,
-           groups.rows, groups.segments, offsets);
-  }
-  const int64_t threads = groups.chunks + 1 + (offsets.data ? count : 0);
-  launch(find_bounds, {ceil_div(threads, kSegmentThreads), kSegmentThreads}, stream, ids, groups, offsets, marks);
+// From ids that never fall to offsets and bounds of chunks.
+void launch_bounds(const SortedIds &ids, const SegmentGroups &groups, const SegmentSpace &space, Stream stream) {
+  // Those of a sort are forgotten by its first kernel.
+  if (!groups.order)
+    launch(forget_bounds, {ceil_div(space.bounds.count, kSegmentThreads), kSegmentThreads}, stream, space.bounds);
+  launch(mark_rises, {ceil_div(groups.rows + 1, kSegmentThreads * kRowsAtOnce), kSegmentThreads, 0, true}, stream, ids,
+         groups, space.offsets, std::countr_zero(unsigned(groups.chunk)));
+  launch(find_bounds, {ceil_div(groups.segments + 1 + groups.chunks + 1, kSegmentThreads), kSegmentThreads, 0, true},
+         stream, ids, groups, space.offsets);
 }
 
 SegmentIndices as_indices(const SegmentNumbers &numbers) { return {numbers.data, 1, numbers.wide}; }
@@ -187,45 +170,30 @@ SegmentGroups groups_of(const SegmentProblem &problem, const SegmentIndices &off
 
 }  // namespace
 
-size_t segment_sort_bytes(const SegmentProblem &problem) {
-  size_t bytes = 0;
-  cub::DoubleBuffer<uint32_t> none;
-  sort_pairs(problem, nullptr, bytes, none, none, nullptr);
-  return bytes;
-}
-
 SegmentGroups segment_groups(const SegmentProblem &problem, const SegmentIndices &ids, const SegmentView *payload,
                              const SegmentSpace &space, Stream stream) {
-  const bool given = problem.ids == SegmentIds::offsets;
-  SegmentGroups groups = groups_of(problem, given ? ids : as_indices(space.offsets), space);
-  SortedIds sorted = {nullptr, ids, problem.segments};
-  if (problem.ids == SegmentIds::unsorted) {
-    sorted.keys = space.keys[0];
-    if (problem.rows > 0) {
-      if (!payload || problem.dtype.bits == 32) {
-        launch_fill_keys<uint32_t>(problem, ids, payload, space, stream);
-      } else if (problem.dtype.bits == 16) {
-        launch_fill_keys<uint16_t>(problem, ids, payload, space, stream);
-      } else {
-        launch_fill_keys<uint8_t>(problem, ids, payload, space, stream);
-      }
-      cub::DoubleBuffer<uint32_t> keys(space.keys[0], space.keys[1]);
-      cub::DoubleBuffer<uint32_t> values(space.values[0], space.values[1]);
-      size_t bytes = space.sort_bytes;
-      sort_pairs(problem, space.sort, bytes, keys, values, stream);
-      sorted.keys = keys.Current();
-      groups.order = values.Current();
-    }
+  if (problem.ids == SegmentIds::offsets) {
+    const SegmentGroups groups = groups_of(problem, ids, space);
+    launch(find_chunks, {ceil_div((groups.chunks + 1) * 32, kSegmentThreads), kSegmentThreads}, stream, groups);
+    return groups;
   }
-  launch_bounds(sorted, groups, given ? SegmentNumbers() : space.offsets, stream);
+  SegmentGroups groups = groups_of(problem, as_indices(space.offsets), space);
+  SortedIds sorted = {nullptr, ids, problem.segments};
+  if (problem.ids == SegmentIds::unsorted && problem.rows > 0) {
+    const int which = segment_sort(problem, ids, payload, space, stream);
+    sorted.keys = space.keys[which];
+    groups.order = space.values[which];
+  }
+  launch_bounds(sorted, groups, space, stream);
   return groups;
 }
 
 void segment_offsets(const SegmentProblem &problem, const SegmentIndices &ids, const SegmentSpace &space,
                      Stream stream) {
-  SegmentGroups groups = groups_of(problem, ids, space);
+  SegmentGroups groups = groups_of(problem, as_indices(space.offsets), space);
+  groups.chunk = 1;
   groups.chunks = -1;
-  launch_bounds({nullptr, ids, problem.segments}, groups, space.offsets, stream);
+  launch_bounds({nullptr, ids, problem.segments}, groups, space, stream);
 }
 
 void segment_expand(const SegmentProblem &problem, const SegmentIndices &offsets, const SegmentSpace &space,
