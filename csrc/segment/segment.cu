@@ -43,6 +43,23 @@ bool has_cells(const SegmentProblem &problem) {
   return floats && problem.dtype.bits < 64 && problem.kind != SegmentKind::prod;
 }
 
+// Whether rows are where they are, and several of their elements can be loaded at once.
+bool has_wide_rows(const SegmentProblem &problem) {
+  return problem.ids != SegmentIds::unsorted && problem.rows > 0 && problem.segments <= kSegmentMostRows &&
+         segment_vector(problem) > 1;
+}
+
+SegmentPieces pieces_of(const SegmentProblem &problem) {
+  constexpr int kFewestRows = 128;
+  constexpr int kMostPartBits = 2;
+  SegmentPieces pieces;
+  while (pieces.part_bits < kMostPartBits && problem.rows / problem.segments >= (kFewestRows << pieces.part_bits) / 2)
+    ++pieces.part_bits;
+  pieces.rows = kFewestRows << pieces.part_bits;
+  pieces.count = ceil_div(problem.rows, int64_t(pieces.rows));
+  return pieces;
+}
+
 // What bringing rows together and reducing them takes.
 void take_reduction(Workspace &workspace, const SegmentProblem &problem, size_t state, const SegmentChunks &chunks,
                     SegmentSpace &space) {
@@ -60,8 +77,13 @@ void take_reduction(Workspace &workspace, const SegmentProblem &problem, size_t 
     space.offsets = take_numbers(workspace, problem.segments + 1, problem.rows >= kNarrowLimit);
   space.first = take_numbers(workspace, space.chunks.count + 1, problem.segments >= kNarrowLimit);
   space.bounds = {static_cast<uint4 *>(space.offsets.data), int64_t((workspace.size() - before) / sizeof(uint4))};
-  if (problem.rows > space.chunks.chunk)
-    space.partial = workspace.take<std::byte>(2 * space.chunks.count * problem.columns * int64_t(state));
+  int64_t partial = problem.rows > space.chunks.chunk ? space.chunks.count : 0;
+  if (has_wide_rows(problem)) {
+    space.pieces = pieces_of(problem);
+    space.pieces.owners = workspace.take<uint32_t>(space.pieces.count);
+    partial = std::max(partial, space.pieces.count);
+  }
+  if (partial > 0) space.partial = workspace.take<std::byte>(2 * partial * problem.columns * int64_t(state));
 }
 
 SegmentChunks owned_chunks(const SegmentProblem &problem) {
@@ -87,7 +109,7 @@ SegmentSpace forward_space(Workspace &workspace, const SegmentProblem &problem, 
   const size_t state = forward_state(problem, with_arg);
   if (has_cells(problem)) segment_take_cells(workspace, problem, state, space);
   if (space.cells == SegmentCells::none) {
-    space.owned = !with_arg && owners_pay(problem, false);
+    space.owned = !with_arg && !has_wide_rows(problem) && owners_pay(problem, false);
     take_reduction(workspace, problem, state, space.owned ? owned_chunks(problem) : segment_chunks(problem), space);
   }
   return space;
@@ -101,6 +123,14 @@ bool adds_atomically(const SegmentProblem &problem, const SegmentSpace &space) {
          problem.segments * problem.columns > 0 && space.cells != SegmentCells::few;
 }
 
+// Whether a row first learns which of its columns take the gradient. Otherwise it reads its segment's d_output and arg,
+// which costs less only where segments have few rows; or arg is scattered into zeros, which does where they have many.
+// Measured on Hopper.
+bool marks_pay(const SegmentProblem &problem) {
+  return segment_vector(problem) > 1 && problem.rows <= kSegmentMostRows && problem.rows >= 2 * problem.segments &&
+         problem.rows < 512 * problem.segments;
+}
+
 SegmentSpace backward_space(Workspace &workspace, const SegmentProblem &problem, bool from_arg) {
   SegmentSpace space;
   if (problem.rows * problem.columns == 0) return space;
@@ -108,11 +138,8 @@ SegmentSpace backward_space(Workspace &workspace, const SegmentProblem &problem,
     space.ids = take_numbers(workspace, problem.rows, problem.segments >= kNarrowLimit);
   if (problem.kind == SegmentKind::mean) {
     if (problem.ids == SegmentIds::unsorted) space.counts = workspace.take<uint32_t>(problem.segments);
-    if (problem.ids == SegmentIds::sorted) {
-      const size_t before = workspace.size();
+    if (problem.ids == SegmentIds::sorted)
       space.offsets = take_numbers(workspace, problem.segments + 1, problem.rows >= kNarrowLimit);
-      space.bounds = {static_cast<uint4 *>(space.offsets.data), int64_t((workspace.size() - before) / sizeof(uint4))};
-    }
   }
   if (problem.segments > 0 && (problem.kind == SegmentKind::prod || (problem.extreme() && !from_arg))) {
     const bool chosen = problem.extreme() && !problem.even;
@@ -125,6 +152,9 @@ SegmentSpace backward_space(Workspace &workspace, const SegmentProblem &problem,
     space.states =
         workspace.take<std::byte>(problem.segments * problem.columns * int64_t(chosen ? sizeof(uint32_t) : state));
   }
+  if (problem.extreme() && !problem.even && !space.owned && marks_pay(problem))
+    // A few at once are zeroed.
+    space.marks = workspace.take<uint32_t>(ceil_div(problem.rows * ceil_div(problem.columns, kSegmentMarked), 4) * 4);
   return space;
 }
 

@@ -76,6 +76,9 @@ __device__ __forceinline__ void segment_load_ids(const SegmentIndices &ids, int6
     if (first + k * step < 0 || first + k * step >= rows) id[k] = -1;
 }
 
+// How many columns' marks are in a word.
+constexpr int kSegmentMarked = 32;
+
 // How few segments are shared out: lanes side by side, `vector` columns each, tiles of columns, parts of rows.
 struct SegmentFew {
   int vector = 1;
@@ -114,6 +117,14 @@ struct SegmentBounds {
   }
 };
 
+// Rows of long segments in pieces of equal length, and by how many parts of lanes, 2^part_bits, others are shared.
+struct SegmentPieces {
+  int rows = 0;
+  int part_bits = 0;
+  int64_t count = 0;
+  uint32_t *owners = nullptr;  // one more than the long segment that a piece begins in, or 0
+};
+
 // In how many passes ids are sorted, by digits of so many bits, and in how many tiles of rows.
 struct SegmentSort {
   int passes = 0;
@@ -136,8 +147,10 @@ struct SegmentSpace {
   SegmentFew few;
   SegmentBuckets buckets;
   bool owned = false;  // by those who have a segment each
+  SegmentPieces pieces;
   std::byte *partial = nullptr;
   std::byte *states = nullptr;  // of each segment and column, for a backward
+  uint32_t *marks = nullptr;    // of each row, bits of the columns that take the gradient
   SegmentNumbers ids;           // of each row, from offsets
   uint32_t *counts = nullptr;
   std::byte *ends = nullptr;  // of chunks of runs
@@ -183,8 +196,8 @@ inline SegmentChunks segment_chunks(const SegmentProblem &problem) {
 SegmentGroups segment_groups(const SegmentProblem &problem, const SegmentIndices &ids, const SegmentView *payload,
                              const SegmentSpace &space, Stream stream);
 // Where segments of sorted ids begin.
-void segment_offsets(const SegmentProblem &problem, const SegmentIndices &ids, const SegmentSpace &space,
-                     Stream stream);
+SegmentIndices segment_offsets(const SegmentProblem &problem, const SegmentIndices &ids, const SegmentSpace &space,
+                               Stream stream);
 // The segment of each row, from offsets.
 void segment_expand(const SegmentProblem &problem, const SegmentIndices &offsets, const SegmentSpace &space,
                     Stream stream);
@@ -549,6 +562,10 @@ inline bool segment_aligned(const SegmentView &view, int vector, int bytes) {
          reinterpret_cast<uintptr_t>(view.data) % uintptr_t(at_once) == 0;
 }
 
+template <class Op, int kVector>
+void segment_reduce_rows(const SegmentProblem &problem, const SegmentView &input, const SegmentIndices &ids,
+                         const Op &op, bool aligned, const SegmentSpace &space, Stream stream);
+
 // Reduces every segment and hands it to op.store. `kVector`: elements that are read at once, where sizes
 // allow it and `aligned` says that what op.store writes does, too.
 template <class Op, int kVector>
@@ -556,6 +573,10 @@ void segment_reduce(const SegmentProblem &problem, const SegmentView &input, con
                     bool aligned, bool needs_rows, const SegmentSpace &space, Stream stream) {
   constexpr int kBytes = sizeof(typename Op::Element);
   const SegmentChunks &chunks = space.chunks;
+  if constexpr (kVector > 1) {
+    if (space.pieces.count > 0 && segment_vector(problem) == kVector)
+      return segment_reduce_rows<Op, kVector>(problem, input, ids, op, aligned, space, stream);
+  }
   // Single elements travel with the sort.
   const bool travels = problem.ids == SegmentIds::unsorted && problem.columns == 1 && kBytes <= 4 && !needs_rows;
   SegmentReduceCall<Op> call = {};
@@ -703,3 +724,5 @@ struct SegmentStates : Reduction {
 };
 
 }  // namespace baracuda
+
+#include "segment/segment_rows.cuh"

@@ -203,11 +203,12 @@ void segment_take_cells(Workspace &workspace, const SegmentProblem &problem, siz
   if (problem.ids != SegmentIds::unsorted) {
     if (problem.ids == SegmentIds::offsets && problem.rows / 64 > problem.segments) return;
     space.cells = SegmentCells::runs;
-    int32_t chunk = problem.ids == SegmentIds::offsets ? kRangeChunk : 4096;
-    constexpr int64_t kWarps = kMultiprocessors * 4 * kRunWarps;
-    while (problem.ids == SegmentIds::sorted && chunk > kRunStep * kRunSteps && ceil_div(problem.rows, chunk) < kWarps)
-      chunk /= 2;
-    space.chunks = {chunk, ceil_div(problem.rows, chunk)};
+    // Of sorted ids, as many chunks as warps are at work at once.
+    constexpr int64_t kWarps = kMultiprocessors * kRunBlocks * kRunWarps;
+    const int64_t chunk = problem.ids == SegmentIds::offsets
+                              ? kRangeChunk
+                              : ceil_div(ceil_div(problem.rows, kWarps), int64_t(kRunStep)) * kRunStep;
+    space.chunks = {int32_t(chunk), ceil_div(problem.rows, chunk)};
     space.partial = workspace.take<std::byte>(2 * space.chunks.count * int64_t(state));
     space.counts = workspace.take<uint32_t>(2 * space.chunks.count);
     space.ends = workspace.take<std::byte>(space.chunks.count * int64_t(sizeof(SegmentRunEnd)));

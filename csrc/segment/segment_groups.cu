@@ -64,6 +64,42 @@ __global__ __launch_bounds__(kSegmentThreads) void mark_rises(SortedIds ids, Seg
   }
 }
 
+// Offsets alone. The block passes together what is passed at once and much, each time less than all segments.
+__global__ __launch_bounds__(kSegmentThreads) void find_rises(SortedIds ids, int64_t rows, SegmentNumbers offsets) {
+  __shared__ int64_t passed[kSegmentThreads * kRowsAtOnce];
+  __shared__ int found;
+  if (threadIdx.x == 0) found = 0;
+  __syncthreads();
+  let_next_kernel_start();
+  const int64_t first = int64_t(blockIdx.x) * kSegmentThreads * kRowsAtOnce + threadIdx.x;
+  int64_t id[kRowsAtOnce];
+  int64_t before[kRowsAtOnce];
+  ids.load(first, rows, id);
+  ids.load(first - 1, rows, before);
+#pragma unroll
+  for (int r = 0; r < kRowsAtOnce; ++r) {
+    const int64_t row = first + r * kSegmentThreads;
+    if (row > rows) break;
+    if (row == rows) id[r] = ids.segments;
+    if (id[r] - before[r] > kMostPassed) {
+      passed[atomicAdd(&found, 1)] = row;
+    } else {
+      for (int64_t segment = before[r] + 1; segment <= id[r]; ++segment) offsets.set(segment, row);
+    }
+  }
+  __syncthreads();
+  // Ids that rise again and again, where they must not fall, must not make more of it.
+  int64_t left = ids.segments + 1;
+  for (int p = 0; p < found; ++p) {
+    const int64_t row = passed[p];
+    const int64_t from = row == 0 ? 0 : ids[row - 1] + 1;
+    const int64_t to = row == rows ? ids.segments : ids[row];
+    left -= to + 1 - from;
+    if (left < 0) return;
+    for (int64_t segment = from + threadIdx.x; segment <= to; segment += kSegmentThreads) offsets.set(segment, row);
+  }
+}
+
 // The first of 0 .. count for which `holds` is true, which it stays, or count.
 template <class Holds>
 __device__ int64_t search(int64_t count, const Holds &holds) {
@@ -188,12 +224,11 @@ SegmentGroups segment_groups(const SegmentProblem &problem, const SegmentIndices
   return groups;
 }
 
-void segment_offsets(const SegmentProblem &problem, const SegmentIndices &ids, const SegmentSpace &space,
-                     Stream stream) {
-  SegmentGroups groups = groups_of(problem, as_indices(space.offsets), space);
-  groups.chunk = 1;
-  groups.chunks = -1;
-  launch_bounds({nullptr, ids, problem.segments}, groups, space, stream);
+SegmentIndices segment_offsets(const SegmentProblem &problem, const SegmentIndices &ids, const SegmentSpace &space,
+                               Stream stream) {
+  launch(find_rises, {ceil_div(problem.rows + 1, kSegmentThreads * kRowsAtOnce), kSegmentThreads}, stream,
+         SortedIds{nullptr, ids, problem.segments}, problem.rows, space.offsets);
+  return as_indices(space.offsets);
 }
 
 void segment_expand(const SegmentProblem &problem, const SegmentIndices &offsets, const SegmentSpace &space,

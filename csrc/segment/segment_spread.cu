@@ -178,6 +178,102 @@ __global__ __launch_bounds__(kSegmentThreads) void gather_chosen(const __grid_co
   });
 }
 
+// Whether a row is the segment's: so that no two segments write one place, whatever arg holds.
+__device__ __forceinline__ bool owns(const SpreadSizes &sizes, const SegmentGroups &groups, int64_t segment,
+                                     int64_t row) {
+  return sizes.ids.data ? sizes.ids[row] == segment : groups.begin(segment) <= row && row < groups.end(segment);
+}
+
+// Of each row, the columns that take the gradient, 32 of them in a word.
+struct Marks {
+  uint32_t *data;
+  int64_t words;  // of a row
+};
+
+__global__ __launch_bounds__(kSegmentThreads) void forget_marks(Marks marks, int64_t count) {
+  for (int64_t at = int64_t(blockIdx.x) * kSegmentThreads + threadIdx.x; at < count;
+       at += int64_t(gridDim.x) * kSegmentThreads)
+    reinterpret_cast<uint4 *>(marks.data)[at] = {};
+}
+
+// A warp for each segment: lanes that name the same row have its bits.
+template <class Arg>
+__global__ __launch_bounds__(kSegmentThreads) void mark_chosen(const __grid_constant__ SpreadSizes sizes,
+                                                               const __grid_constant__ SegmentGroups groups,
+                                                               SegmentView arg, Marks marks) {
+  constexpr int kAtOnce = 2;
+  constexpr uint32_t kNone = ~uint32_t(0);
+  wait_for_earlier_work();
+  const int lane = int(threadIdx.x) & 31;
+  const int64_t segment = (int64_t(blockIdx.x) * kSegmentThreads + threadIdx.x) / 32;
+  if (segment >= sizes.segments) return;
+  for (int64_t word = 0; word < marks.words; word += kAtOnce) {
+    uint32_t row[kAtOnce];
+#pragma unroll
+    for (int w = 0; w < kAtOnce; ++w) {
+      const int64_t column = (word + w) * kSegmentMarked + lane;
+      row[w] = kNone;
+      if (column >= sizes.columns) continue;
+      const uint64_t named = uint64_t(arg.at<const Arg>(segment, column));
+      if (named < uint64_t(sizes.rows)) row[w] = uint32_t(named);
+    }
+#pragma unroll
+    for (int w = 0; w < kAtOnce; ++w) {
+      if (word + w >= marks.words) break;
+      const uint32_t same = __match_any_sync(~0u, row[w]);
+      if (row[w] != kNone && lane == __ffs(int(same)) - 1 && owns(sizes, groups, segment, row[w]))
+        marks.data[int64_t(row[w]) * marks.words + word + w] = same;
+    }
+  }
+}
+
+// Rows gather what is marked alone.
+template <class Bits, int kVector>
+__global__ __launch_bounds__(kSegmentThreads) void gather_marked(const __grid_constant__ SpreadSizes sizes,
+                                                                 SegmentView d_output, Marks marks,
+                                                                 SegmentView d_input) {
+  using Pack = SegmentPack<Bits, kVector>;
+  using Word = SegmentPack<uint32_t, sizeof(Pack) / 4>;
+  constexpr int kRows = 2;
+  static_assert(kSegmentMarked % kVector == 0 && sizeof(Pack) == sizeof(uint4));
+  wait_for_earlier_work();
+  const int groups = kSegmentThreads >> sizes.lane_bits;
+  const int lane = int(threadIdx.x) & (sizes.across - 1);
+  const int64_t first = int64_t(blockIdx.x) * groups * kRows + (int(threadIdx.x) >> sizes.lane_bits);
+  int64_t segment[kRows];
+  segment_load_ids(sizes.ids, first, groups, sizes.rows, segment);
+  for (int64_t column = int64_t(lane) * kVector; column < sizes.columns; column += int64_t(sizes.across) * kVector) {
+    uint32_t takes[kRows];
+    Pack result[kRows];
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const int64_t row = first + r * groups;
+      takes[r] = 0;
+      if (row >= sizes.rows) break;
+      const uint32_t word = marks.data[row * marks.words + column / kSegmentMarked];
+      takes[r] = (word >> (column % kSegmentMarked)) & ((1u << kVector) - 1);
+    }
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      result[r] = {};
+      if (takes[r] == 0) continue;
+      const Bits *from = static_cast<const Bits *>(d_output.data) + segment[r] * d_output.row + column;
+      const Pack dy = load_pack<Pack>(reinterpret_cast<const Word *>(from));
+#pragma unroll
+      for (int v = 0; v < kVector; ++v) result[r].value[v] = (takes[r] >> v) & 1 ? dy.value[v] : Bits(0);
+    }
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const int64_t row = first + r * groups;
+      if (row >= sizes.rows) break;
+      const Word word = bit_cast<Word>(result[r]);
+      // d_output is to stay in the cache.
+      __stcs(reinterpret_cast<uint4 *>(static_cast<Bits *>(d_input.data) + row * d_input.row + column),
+             make_uint4(word.value[0], word.value[1], word.value[2], word.value[3]));
+    }
+  }
+}
+
 // The same the other way round, into zeros: for few segments of many rows. `rows` of the sizes counts segments.
 template <class Bits, class Arg>
 __global__ __launch_bounds__(kSegmentThreads) void scatter_chosen(const __grid_constant__ SpreadSizes sizes,
@@ -204,10 +300,7 @@ __global__ __launch_bounds__(kSegmentThreads) void scatter_chosen(const __grid_c
       if (row[r] >= uint64_t(sizes.rows)) continue;
       const int64_t segment = first + r * count;
       const int64_t at = int64_t(row[r]);
-      // So that no two segments write one element, whatever arg holds.
-      const bool own =
-          sizes.ids.data ? sizes.ids[at] == segment : groups.begin(segment) <= at && at < groups.end(segment);
-      if (own) d_input.at<Bits>(at, column) = dy[r];
+      if (owns(sizes, groups, segment, at)) d_input.at<Bits>(at, column) = dy[r];
     }
   }
 }
@@ -269,12 +362,29 @@ struct Launcher {
            call.d_input);
   }
 
+  template <class Bits, class Arg, int kVector>
+  void marked(const SegmentView &arg) const {
+    const Marks marks = {space.marks, ceil_div(problem().columns, kSegmentMarked)};
+    const SpreadSizes shape = sizes(row_ids(), kVector);
+    constexpr int64_t kMostBlocks = 132 * 8;
+    const int64_t count = ceil_div(problem().rows * marks.words, 4);
+    launch(forget_marks, {std::min(ceil_div(count, kSegmentThreads), kMostBlocks), kSegmentThreads}, stream, marks,
+           count);
+    if (problem().segments > 0)
+      launch(mark_chosen<Arg>, {ceil_div(problem().segments * 32, kSegmentThreads), kSegmentThreads, 0, true}, stream,
+             shape, groups(), arg, marks);
+    launch(gather_marked<Bits, kVector>,
+           {ceil_div(problem().rows, int64_t(kSegmentThreads >> shape.lane_bits) * 2), kSegmentThreads, 0, true},
+           stream, shape, call.d_output, marks, call.d_input);
+  }
+
   template <class Bits, class Arg>
   void chosen(const SegmentView &arg) const {
     constexpr int kVector = 16 / sizeof(Bits);
     const int64_t elements = problem().rows * problem().columns;
     const bool dense = call.d_input.column == 1 || problem().columns == 1;
     const bool whole = dense && (problem().rows == 1 || call.d_input.row == problem().columns);
+    if (space.marks && aligned(kVector, sizeof(Bits))) return marked<Bits, Arg, kVector>(arg);
     // What a row reads when gathered, d_output and arg, costs more than zeros when it is read often.
     const int64_t often = problem().columns * int64_t(sizeof(Bits)) < 32 ? 4 : 24;
     if (whole && problem().columns == 1 && problem().ids != SegmentIds::offsets &&
