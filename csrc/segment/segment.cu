@@ -43,12 +43,15 @@ bool has_cells(const SegmentProblem &problem) {
   return floats && problem.dtype.bits < 64 && problem.kind != SegmentKind::prod;
 }
 
-// Whether rows are where they are, and several of their elements can be loaded at once.
+// Whether rows are where they are, and there are kernels in which a lane has several of their elements.
 bool has_wide_rows(const SegmentProblem &problem) {
+  const bool integers = problem.dtype.code == kDLInt || problem.dtype.code == kDLUInt;
   return problem.ids != SegmentIds::unsorted && problem.rows > 0 && problem.segments <= kSegmentMostRows &&
-         segment_vector(problem) > 1;
+         segment_vector(problem) > 1 && problem.kind != SegmentKind::prod &&
+         (!integers || (problem.extreme() && problem.dtype.bits > 8));
 }
 
+// The longer segments are on the average, the more lanes have one, and the longer are pieces. Measured on Hopper.
 SegmentPieces pieces_of(const SegmentProblem &problem) {
   constexpr int kFewestRows = 128;
   constexpr int kMostPartBits = 2;
@@ -159,7 +162,7 @@ SegmentSpace backward_space(Workspace &workspace, const SegmentProblem &problem,
 }
 
 SegmentWay way_of(const SegmentProblem &problem, const SegmentSpace &space, size_t workspace) {
-  const char *path = problem.ids == SegmentIds::unsorted ? "sort" : "chunks";
+  const char *path = problem.ids == SegmentIds::unsorted ? "sort" : space.pieces.count > 0 ? "rows" : "chunks";
   if (space.cells == SegmentCells::few) path = "few";
   if (space.cells == SegmentCells::tiles) path = "tiles";
   if (space.cells == SegmentCells::buckets) path = "buckets";

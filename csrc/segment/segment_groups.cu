@@ -33,7 +33,8 @@ struct SortedIds {
   }
 };
 
-// Offsets where ids rise, and bounds of chunks, of as many segments as are passed at once. The others stay as they were.
+// Offsets where ids rise, and bounds of chunks, of as many segments as are passed at once. The others stay as they
+// were.
 constexpr int64_t kMostPassed = 32;
 
 __global__ __launch_bounds__(kSegmentThreads) void forget_bounds(SegmentBounds bounds) {

@@ -34,13 +34,13 @@ __device__ __forceinline__ void segment_add_rows(const SegmentRowsCall<Op> &call
   using Pack = SegmentPack<Element, kVector>;
   using Word = SegmentPack<uint32_t, sizeof(Pack) / 4>;
   constexpr int kRows = 8;
-  const Element *from = static_cast<const Element *>(call.input.data) + row * call.input.row + column * call.input.column;
+  const Element *from =
+      static_cast<const Element *>(call.input.data) + row * call.input.row + column * call.input.column;
   const int64_t step = apart * call.input.row;
   if (!call.loaded_whole) {
     for (int r = 0; r < count; r += apart, from += step) {
 #pragma unroll
-      for (int v = 0; v < kVector; ++v)
-        call.op.add(state[v], from[v * call.input.column], typename Op::Row(row + r));
+      for (int v = 0; v < kVector; ++v) call.op.add(state[v], from[v * call.input.column], typename Op::Row(row + r));
     }
     return;
   }
@@ -107,6 +107,7 @@ __device__ __forceinline__ void segment_join_parts(const SegmentRowsCall<Op> &ca
 // How many blocks are to share a multiprocessor.
 template <class Op, int kVector>
 constexpr int kSegmentRowBlocks = sizeof(typename Op::State) * kVector > 32 ? 2 : 4;
+constexpr int64_t kSegmentMultiprocessors = 132;
 
 // A segment that is longer than a piece has its rows before the first multiple of a piece's length here.
 template <class Op, int kVector, bool kParts>
@@ -134,9 +135,14 @@ __global__ __launch_bounds__(kSegmentThreads, kSegmentRowBlocks<Op, kVector>) vo
     const int rows = call.pieces.rows;
     first = (begin + rows - 1) / rows;
     shared = length > rows;
-    if (part == 0 && tile == 0)
-      for (int64_t piece = first + lane; piece * rows < begin + length; piece += call.across)
-        call.pieces.owners[piece] = shared ? uint32_t(segment) + 1 : 0;
+    if (part == 0 && tile == 0) {
+      // What no segment has is nobody else's.
+      const int64_t from = segment == 0 ? 0 : first;
+      const int64_t to = segment == call.segments - 1 ? call.pieces.count : (begin + length + rows - 1) / rows;
+      for (int64_t piece = from + lane; piece < to; piece += call.across)
+        call.pieces.owners[piece] =
+            shared && piece >= first && piece * rows < begin + length ? uint32_t(segment) + 1 : 0;
+    }
     const int count = int(shared ? first * rows - begin : length);
     if (column < call.columns) segment_add_rows(call, column, begin + part, count - part, 1 << part_bits, state);
   }
@@ -171,16 +177,13 @@ __device__ __forceinline__ void segment_visit_pieces(const SegmentRowsCall<Op> &
   __shared__ int found;
   const int rows = call.pieces.rows;
   const int64_t count = call.pieces.count * call.tiles;
-  const int64_t from = call.bound(0);
-  const int64_t to = call.bound(call.segments);
   for (int64_t base = blockIdx.x; base < count; base += int64_t(gridDim.x) * kSegmentThreads) {
     if (threadIdx.x == 0) found = 0;
     __syncthreads();
     const int64_t looked = base + int64_t(threadIdx.x) * gridDim.x;
     SegmentRowJob job = {call.tiles == 1 ? looked : looked / call.tiles, -1, 0, 0, 0};
     const int64_t row = job.piece * rows;
-    // Nobody said whose rows those are that no segment has.
-    if (looked < count && row >= from && row < to) job.segment = int64_t(call.pieces.owners[job.piece]) - 1;
+    if (looked < count) job.segment = int64_t(call.pieces.owners[job.piece]) - 1;
     if (uint64_t(job.segment) < uint64_t(call.segments)) {
       job.begin = call.bound(job.segment);
       job.end = call.bound(job.segment + 1);
@@ -196,7 +199,7 @@ __device__ __forceinline__ void segment_visit_pieces(const SegmentRowsCall<Op> &
 
 // A block for each piece, one after another.
 template <class Op, int kVector>
-__global__ __launch_bounds__(kSegmentThreads, kSegmentRowBlocks<Op, kVector> - 1) void segment_share_rows(
+__global__ __launch_bounds__(kSegmentThreads, kSegmentRowBlocks<Op, kVector>) void segment_share_rows(
     const __grid_constant__ SegmentRowsCall<Op> call) {
   __shared__ SegmentRowStates<Op, kVector> states;
   wait_for_earlier_work();
@@ -254,8 +257,7 @@ __device__ __forceinline__ void segment_add_pieces(const SegmentRowsCall<Op> &ca
 
 // Puts the pieces of long segments together: a few lanes where they are few, else a block.
 template <class Op, int kVector>
-__global__ __launch_bounds__(kSegmentThreads) void segment_join_rows(
-    const __grid_constant__ SegmentRowsCall<Op> call) {
+__global__ __launch_bounds__(kSegmentThreads) void segment_join_rows(const __grid_constant__ SegmentRowsCall<Op> call) {
   __shared__ SegmentRowStates<Op, kVector> states;
   constexpr int64_t kFewPieces = 32;
   wait_for_earlier_work();
@@ -263,7 +265,9 @@ __global__ __launch_bounds__(kSegmentThreads) void segment_join_rows(
   const int lane = int(threadIdx.x) & (call.across - 1);
   const int group = int(threadIdx.x) >> call.lane_bits;
   const int groups = kSegmentThreads >> call.lane_bits;
-  const auto is_first = [&](const SegmentRowJob &job) { return job.piece * call.pieces.rows - job.begin < call.pieces.rows; };
+  const auto is_first = [&](const SegmentRowJob &job) {
+    return job.piece * call.pieces.rows - job.begin < call.pieces.rows;
+  };
   segment_visit_pieces(call, is_first, [&](const SegmentRowJob *jobs, int count) {
     for (const bool alone : {true, false}) {
       for (int j = alone ? group : 0; j < count; j += alone ? groups : 1) {
@@ -307,10 +311,10 @@ void segment_reduce_rows(const SegmentProblem &problem, const SegmentView &input
   launch(part_bits > 0 ? segment_own_rows<Op, kVector, true> : segment_own_rows<Op, kVector, false>,
          {ceil_div(threads, kSegmentThreads), kSegmentThreads, 0, sorted}, stream, call);
   if (problem.rows <= call.pieces.rows) return;
-  constexpr int64_t kMostBlocks = 132 * 3;
-  const int64_t blocks = std::min(call.pieces.count * call.tiles, kMostBlocks);
-  launch(segment_share_rows<Op, kVector>, {blocks, kSegmentThreads, 0, true}, stream, call);
-  launch(segment_join_rows<Op, kVector>, {blocks, kSegmentThreads, 0, true}, stream, call);
+  const auto blocks = [&](int64_t most) { return std::min(call.pieces.count * call.tiles, most); };
+  launch(segment_share_rows<Op, kVector>,
+         {blocks(kSegmentMultiprocessors * kSegmentRowBlocks<Op, kVector>), kSegmentThreads, 0, true}, stream, call);
+  launch(segment_join_rows<Op, kVector>, {blocks(kSegmentMultiprocessors), kSegmentThreads, 0, true}, stream, call);
 }
 
 }  // namespace baracuda

@@ -149,7 +149,8 @@ template <class Op, class Id>
 constexpr size_t kRunBytes = size_t(kRunStages) * kRunStep * (sizeof(Id) + sizeof(typename Op::Element));
 
 template <class Op, class Id>
-__global__ __launch_bounds__(kRunThreads, kRunBlocks) void reduce_runs(const __grid_constant__ SegmentRunCall<Op> call) {
+__global__ __launch_bounds__(kRunThreads,
+                             kRunBlocks) void reduce_runs(const __grid_constant__ SegmentRunCall<Op> call) {
   using Element = typename Op::Element;
   using State = typename Op::State;
   using Ids = SegmentRunPart<Id>;
