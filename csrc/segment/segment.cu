@@ -43,6 +43,15 @@ bool has_cells(const SegmentProblem &problem) {
   return floats && problem.dtype.bits < 64 && problem.kind != SegmentKind::prod;
 }
 
+// Pieces of the workspace that are all -1 in the beginning.
+template <class Take>
+void take_bounds(Workspace &workspace, SegmentSpace &space, const Take &take) {
+  const size_t before = workspace.size();
+  space.bounds.data = workspace.take<uint4>(0);
+  take();
+  space.bounds.count = int64_t((workspace.size() - before) / sizeof(uint4));
+}
+
 // Whether rows are where they are, and there are kernels in which a lane has several of their elements.
 bool has_wide_rows(const SegmentProblem &problem) {
   const bool integers = problem.dtype.code == kDLInt || problem.dtype.code == kDLUInt;
@@ -75,11 +84,13 @@ void take_reduction(Workspace &workspace, const SegmentProblem &problem, size_t 
     }
     space.digits = workspace.take<uint32_t>((space.sort.tiles + 1) << space.sort.bits);
   }
-  const size_t before = workspace.size();
-  if (problem.ids != SegmentIds::offsets)
-    space.offsets = take_numbers(workspace, problem.segments + 1, problem.rows >= kNarrowLimit);
-  space.first = take_numbers(workspace, space.chunks.count + 1, problem.segments >= kNarrowLimit);
-  space.bounds = {static_cast<uint4 *>(space.offsets.data), int64_t((workspace.size() - before) / sizeof(uint4))};
+  take_bounds(workspace, space, [&] {
+    if (space.owned) space.longs.count = workspace.take<uint32_t>(1);
+    if (problem.ids != SegmentIds::offsets)
+      space.offsets = take_numbers(workspace, problem.segments + 1, problem.rows >= kNarrowLimit);
+    space.first = take_numbers(workspace, space.chunks.count + 1, problem.segments >= kNarrowLimit);
+  });
+  if (space.owned) segment_take_longs(workspace, problem, space.longs);
   int64_t partial = problem.rows > space.chunks.chunk ? space.chunks.count : 0;
   if (has_wide_rows(problem)) {
     space.pieces = pieces_of(problem);
@@ -102,7 +113,7 @@ bool owners_pay(const SegmentProblem &problem, bool gradient) {
   if (!segment_has_owners(problem)) return false;
   const bool narrow = problem.dtype.bits == 16;
   const auto rows_of_each = [&](int64_t count) { return problem.rows >= count * problem.segments; };
-  if (gradient) return (narrow || rows_of_each(4)) && !rows_of_each(512);
+  if (gradient) return (narrow || rows_of_each(2)) && !rows_of_each(512);
   return narrow && rows_of_each(24) && !rows_of_each(128);
 }
 
@@ -112,7 +123,7 @@ SegmentSpace forward_space(Workspace &workspace, const SegmentProblem &problem, 
   const size_t state = forward_state(problem, with_arg);
   if (has_cells(problem)) segment_take_cells(workspace, problem, state, space);
   if (space.cells == SegmentCells::none) {
-    space.owned = !with_arg && !has_wide_rows(problem) && owners_pay(problem, false);
+    space.owned = !with_arg && problem.ids == SegmentIds::unsorted && owners_pay(problem, false);
     take_reduction(workspace, problem, state, space.owned ? owned_chunks(problem) : segment_chunks(problem), space);
   }
   return space;

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <limits>
+
 #include "segment/segment.cuh"
 
 namespace baracuda {
@@ -18,17 +20,19 @@ struct SortedIds {
   }
   __device__ int64_t inside(int64_t id) const { return id < 0 ? -1 : id > segments ? segments : id; }
   // Of rows that are as many apart as a block has threads; -1 outside.
-  __device__ void load(int64_t first, int64_t rows, int64_t (&id)[kRowsAtOnce]) const {
+  template <class Number>
+  __device__ void load(Number first, Number rows, Number (&id)[kRowsAtOnce]) const {
     if (keys || rows == 0) {
 #pragma unroll
       for (int r = 0; r < kRowsAtOnce; ++r) {
-        const int64_t row = first + r * kSegmentThreads;
-        id[r] = row >= 0 && row < rows ? int64_t(keys[row]) : -1;
+        const Number row = first + r * kSegmentThreads;
+        id[r] = row >= 0 && row < rows ? Number(keys[row]) : -1;
       }
     } else {
-      segment_load_ids(ids, first, kSegmentThreads, rows, id);
+      int64_t given[kRowsAtOnce];
+      segment_load_ids(ids, first, kSegmentThreads, rows, given);
 #pragma unroll
-      for (int r = 0; r < kRowsAtOnce; ++r) id[r] = inside(id[r]);
+      for (int r = 0; r < kRowsAtOnce; ++r) id[r] = Number(inside(given[r]));
     }
   }
 };
@@ -41,27 +45,31 @@ __global__ __launch_bounds__(kSegmentThreads) void forget_bounds(SegmentBounds b
   bounds.forget(int64_t(blockIdx.x) * kSegmentThreads + threadIdx.x, int64_t(gridDim.x) * kSegmentThreads);
 }
 
+// Number: any place.
+template <class Number>
 __global__ __launch_bounds__(kSegmentThreads) void mark_rises(SortedIds ids, SegmentGroups groups,
                                                               SegmentNumbers offsets, int chunk_bits) {
   wait_for_earlier_work();
   let_next_kernel_start();
-  const int64_t first = int64_t(blockIdx.x) * kSegmentThreads * kRowsAtOnce + threadIdx.x;
-  int64_t id[kRowsAtOnce];
-  int64_t before[kRowsAtOnce];
-  ids.load(first, groups.rows, id);
-  ids.load(first - 1, groups.rows, before);
+  const Number rows = Number(groups.rows);
+  const Number segments = Number(groups.segments);
+  const Number chunks = Number(groups.chunks);
+  const Number first = Number(blockIdx.x) * (kSegmentThreads * kRowsAtOnce) + Number(threadIdx.x);
+  Number id[kRowsAtOnce];
+  Number before[kRowsAtOnce];
+  ids.load<Number>(first, rows, id);
+  ids.load<Number>(first - 1, rows, before);
 #pragma unroll
   for (int r = 0; r < kRowsAtOnce; ++r) {
-    const int64_t row = first + r * kSegmentThreads;
-    if (row > groups.rows) break;
-    if (row == groups.rows) id[r] = groups.segments;
-    if (id[r] - before[r] > kMostPassed) continue;
-    for (int64_t segment = before[r] + 1; segment <= id[r]; ++segment) offsets.set(segment, row);
-    // Rows and the segments that stand before them take the places up to this one.
-    const int64_t place = id[r] + row + 1;
-    const int64_t last = row == groups.rows ? groups.chunks : min(place >> chunk_bits, groups.chunks);
-    for (int64_t chunk = ((before[r] + row) >> chunk_bits) + 1; chunk <= last; ++chunk)
-      groups.first.set(chunk, min((chunk << chunk_bits) - row, groups.segments));
+    const Number row = first + r * kSegmentThreads;
+    if (row > rows) break;
+    if (row == rows) id[r] = segments;
+    if (id[r] - before[r] > Number(kMostPassed)) continue;
+    for (Number segment = before[r] + 1; segment <= id[r]; ++segment) offsets.set(segment, row);
+    // Rows and the segments that stand before them take the places up to that of this row.
+    Number chunk = ((before[r] + row) >> chunk_bits) + 1;
+    const Number last = row == rows ? chunks : min((id[r] + row + 1) >> chunk_bits, chunks);
+    for (; chunk <= last; ++chunk) groups.first.set(chunk, min((chunk << chunk_bits) - row, segments));
   }
 }
 
@@ -117,48 +125,29 @@ __device__ int64_t search(int64_t count, const Holds &holds) {
   return low;
 }
 
-// The same by all lanes of a warp.
-template <class Holds>
-__device__ int64_t search_wide(int64_t count, const Holds &holds) {
-  const int lane = int(threadIdx.x) & 31;
-  int64_t low = 0;
-  while (count > 0) {
-    const int64_t step = (count + 31) / 32;
-    const int64_t at = (lane + 1) * step - 1;
-    const uint32_t held = __ballot_sync(~0u, at >= count || holds(low + at));
-    // The last lane's place is behind all, or holds the answer that no other has.
-    const int64_t before = held ? (__ffs(int(held)) - 1) * step : count;
-    low += before;
-    count = min(count - before, step - 1);
-  }
-  return low;
-}
-
 // A thread for each offset and each bound of a chunk that isn't marked.
 __global__ __launch_bounds__(kSegmentThreads) void find_bounds(SortedIds ids, SegmentGroups groups,
-                                                               SegmentNumbers offsets) {
+                                                               SegmentNumbers offsets, bool marked) {
   wait_for_earlier_work();
   let_next_kernel_start();
   int64_t at = int64_t(blockIdx.x) * kSegmentThreads + threadIdx.x;
   if (at <= groups.segments) {
-    if (offsets[at] < 0) offsets.set(at, search(groups.rows, [&](int64_t row) { return ids[row] >= at; }));
+    if (!marked || offsets[at] < 0) offsets.set(at, search(groups.rows, [&](int64_t row) { return ids[row] >= at; }));
     return;
   }
   at -= groups.segments + 1;
-  if (at > groups.chunks || groups.first[at] >= 0) return;
+  if (at > groups.chunks || (marked && groups.first[at] >= 0)) return;
   // Of the places before, those that rows don't take are segments.
   const int64_t place = at * groups.chunk;
   const int64_t rows = search(groups.rows, [&](int64_t row) { return row + ids[row] + 1 >= place; });
   groups.first.set(at, min(max(place - rows, int64_t(0)), groups.segments));
 }
 
-// A warp for each bound of a chunk.
 __global__ __launch_bounds__(kSegmentThreads) void find_chunks(SegmentGroups groups) {
-  const int64_t at = (int64_t(blockIdx.x) * kSegmentThreads + threadIdx.x) / 32;
+  const int64_t at = int64_t(blockIdx.x) * kSegmentThreads + threadIdx.x;
   if (at > groups.chunks) return;
   const int64_t place = at * groups.chunk;
-  const int64_t first = search_wide(groups.segments, [&](int64_t j) { return groups.begin(j) + j >= place; });
-  if (threadIdx.x % 32 == 0) groups.first.set(at, first);
+  groups.first.set(at, search(groups.segments, [&](int64_t j) { return groups.begin(j) + j >= place; }));
 }
 
 __global__ __launch_bounds__(kSegmentThreads) void expand(SegmentGroups groups, SegmentNumbers ids) {
@@ -177,10 +166,13 @@ __global__ __launch_bounds__(kSegmentThreads) void count_ids(SegmentIndices ids,
     for (int64_t s = threadIdx.x; s < segments; s += kSegmentThreads) local[s] = 0;
     __syncthreads();
   }
-  for (int64_t row = int64_t(blockIdx.x) * kSegmentThreads + threadIdx.x; row < rows;
-       row += int64_t(gridDim.x) * kSegmentThreads) {
-    const int64_t id = ids[row];
-    if (uint64_t(id) < uint64_t(segments)) atomicAdd(shared ? local + id : counts + id, 1u);
+  constexpr int64_t kStep = kSegmentThreads * kRowsAtOnce;
+  for (int64_t first = blockIdx.x * kStep + threadIdx.x; first < rows; first += gridDim.x * kStep) {
+    int64_t id[kRowsAtOnce];
+    segment_load_ids(ids, first, kSegmentThreads, rows, id);
+#pragma unroll
+    for (int r = 0; r < kRowsAtOnce; ++r)
+      if (uint64_t(id[r]) < uint64_t(segments)) atomicAdd(shared ? local + id[r] : counts + id[r], 1u);
   }
   if (!shared) return;
   __syncthreads();
@@ -188,15 +180,24 @@ __global__ __launch_bounds__(kSegmentThreads) void count_ids(SegmentIndices ids,
     if (local[s] != 0) atomicAdd(counts + s, local[s]);
 }
 
+void launch_forget(const SegmentBounds &bounds, Stream stream) {
+  launch(forget_bounds, {ceil_div(bounds.count, kSegmentThreads), kSegmentThreads}, stream, bounds);
+}
+
 // From ids that never fall to offsets and bounds of chunks.
 void launch_bounds(const SortedIds &ids, const SegmentGroups &groups, const SegmentSpace &space, Stream stream) {
+  constexpr int64_t kFewSegments = 4096;
+  const bool marks = groups.order || groups.segments > kFewSegments;
   // Those of a sort are forgotten by its first kernel.
-  if (!groups.order)
-    launch(forget_bounds, {ceil_div(space.bounds.count, kSegmentThreads), kSegmentThreads}, stream, space.bounds);
-  launch(mark_rises, {ceil_div(groups.rows + 1, kSegmentThreads * kRowsAtOnce), kSegmentThreads, 0, true}, stream, ids,
-         groups, space.offsets, std::countr_zero(unsigned(groups.chunk)));
+  if ((marks || space.owned) && !groups.order) launch_forget(space.bounds, stream);
+  if (marks) {
+    const bool narrow = groups.rows + groups.segments < int64_t(1) << 30;
+    launch(narrow ? mark_rises<int32_t> : mark_rises<int64_t>,
+           {ceil_div(groups.rows + 1, kSegmentThreads * kRowsAtOnce), kSegmentThreads, 0, true}, stream, ids, groups,
+           space.offsets, std::countr_zero(unsigned(groups.chunk)));
+  }
   launch(find_bounds, {ceil_div(groups.segments + 1 + groups.chunks + 1, kSegmentThreads), kSegmentThreads, 0, true},
-         stream, ids, groups, space.offsets);
+         stream, ids, groups, space.offsets, marks);
 }
 
 SegmentIndices as_indices(const SegmentNumbers &numbers) { return {numbers.data, 1, numbers.wide}; }
@@ -211,15 +212,15 @@ SegmentGroups segment_groups(const SegmentProblem &problem, const SegmentIndices
                              const SegmentSpace &space, Stream stream) {
   if (problem.ids == SegmentIds::offsets) {
     const SegmentGroups groups = groups_of(problem, ids, space);
-    launch(find_chunks, {ceil_div((groups.chunks + 1) * 32, kSegmentThreads), kSegmentThreads}, stream, groups);
+    launch(find_chunks, {ceil_div(groups.chunks + 1, kSegmentThreads), kSegmentThreads}, stream, groups);
     return groups;
   }
   SegmentGroups groups = groups_of(problem, as_indices(space.offsets), space);
   SortedIds sorted = {nullptr, ids, problem.segments};
   if (problem.ids == SegmentIds::unsorted && problem.rows > 0) {
-    const int which = segment_sort(problem, ids, payload, space, stream);
-    sorted.keys = space.keys[which];
-    groups.order = space.values[which];
+    segment_sort(problem, ids, payload, space, stream);
+    sorted.keys = space.keys[space.sort.last()];
+    groups.order = space.values[space.sort.last()];
   }
   launch_bounds(sorted, groups, space, stream);
   return groups;
@@ -243,7 +244,8 @@ void segment_count(const SegmentProblem &problem, const SegmentIndices &ids, con
       cudaMemsetAsync(space.counts, 0, size_t(problem.segments) * sizeof(uint32_t), static_cast<cudaStream_t>(stream)),
       "cudaMemsetAsync");
   const bool shared = problem.segments <= kMostShared;
-  const int64_t blocks = std::min<int64_t>(ceil_div(problem.rows, kSegmentThreads * kRowsAtOnce), 132 * 4);
+  const int64_t most = shared ? 132 * 4 : std::numeric_limits<int32_t>::max();
+  const int64_t blocks = std::min(ceil_div(problem.rows, kSegmentThreads * kRowsAtOnce), most);
   launch(count_ids, {blocks, kSegmentThreads, shared ? size_t(problem.segments) * sizeof(uint32_t) : 0}, stream, ids,
          problem.rows, problem.segments, space.counts, shared);
 }

@@ -234,23 +234,22 @@ __device__ __forceinline__ void segment_add_pieces(const SegmentRowsCall<Op> &ca
                                                    int64_t column, int64_t first, int apart,
                                                    typename Op::State (&state)[kVector]) {
   constexpr int kAtOnce = 4;
-  using States = SegmentPack<typename Op::State, kVector>;
   const int64_t pieces = (job.end + call.pieces.rows - 1) / call.pieces.rows - job.piece;
   for (int64_t at = first; at <= pieces; at += kAtOnce * apart) {
-    States some[kAtOnce];
+    typename Op::State some[kAtOnce][kVector];
 #pragma unroll
     for (int p = 0; p < kAtOnce; ++p) {
       const int64_t which = at + p * apart;
       if (which > pieces) break;
       const int64_t slot = which == 0 ? 2 * job.piece + 1 : 2 * (job.piece + which - 1);
 #pragma unroll
-      for (int v = 0; v < kVector; ++v) some[p].value[v] = call.partial[slot * call.columns + column + v];
+      for (int v = 0; v < kVector; ++v) some[p][v] = call.partial[slot * call.columns + column + v];
     }
 #pragma unroll
     for (int p = 0; p < kAtOnce; ++p) {
       if (at + p * apart > pieces) break;
 #pragma unroll
-      for (int v = 0; v < kVector; ++v) call.op.join(state[v], some[p].value[v]);
+      for (int v = 0; v < kVector; ++v) call.op.join(state[v], some[p][v]);
     }
   }
 }

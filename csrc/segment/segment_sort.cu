@@ -8,6 +8,8 @@ namespace baracuda {
 namespace {
 
 constexpr int kMostDigitBits = 9;
+constexpr int kSortThreads = 1 << kMostDigitBits;
+constexpr int kSortWarps = kSortThreads / 32;
 constexpr int kScanThreads = 128;
 constexpr int kScanEach = 4;
 
@@ -20,38 +22,55 @@ struct SortSource {
   SegmentView payload;  // without data: the row
   int payload_bytes;
 
-  // Of rows that are `step` apart, as many as there are. All are asked for before any is looked at.
-  template <int kEach>
-  __device__ __forceinline__ void load_keys(int64_t first, int64_t step, int64_t rows, uint32_t (&key)[kEach]) const {
+  // Of rows that are kStep apart. All are asked for before any is looked at.
+  template <int kStep, int kEach>
+  __device__ __forceinline__ void load_keys(int64_t first, int64_t rows, uint32_t (&key)[kEach]) const {
     if (keys) {
+      load<kStep>(keys, 1, first, rows, key);
+      return;
+    }
+    // Ids that don't count come behind all others.
+    const auto inside = [&](const auto(&id)[kEach]) {
 #pragma unroll
-      for (int k = 0; k < kEach; ++k) key[k] = keys[min(first + k * step, rows - 1)];
-    } else {
+      for (int k = 0; k < kEach; ++k)
+        key[k] = uint32_t(uint64_t(int64_t(id[k])) < uint64_t(segments) ? id[k] : segments);
+    };
+    if (ids.wide) {
       int64_t id[kEach];
-      segment_load_ids(ids, first, step, rows, id);
-      // Ids that don't count come behind all others.
-#pragma unroll
-      for (int k = 0; k < kEach; ++k) key[k] = uint32_t(uint64_t(id[k]) < uint64_t(segments) ? id[k] : segments);
+      load<kStep>(static_cast<const int64_t *>(ids.data), ids.stride, first, rows, id);
+      inside(id);
+    } else {
+      int32_t id[kEach];
+      load<kStep>(static_cast<const int32_t *>(ids.data), ids.stride, first, rows, id);
+      inside(id);
     }
   }
-  template <int kEach>
-  __device__ __forceinline__ void load_values(int64_t first, int64_t step, int64_t rows,
-                                              uint32_t (&value)[kEach]) const {
-    const auto load = [&](const auto *from, int64_t apart) {
-#pragma unroll
-      for (int k = 0; k < kEach; ++k) value[k] = from[min(first + k * step, rows - 1) * apart];
-    };
+  template <int kStep, int kEach>
+  __device__ __forceinline__ void load_values(int64_t first, int64_t rows, uint32_t (&value)[kEach]) const {
     if (values) {
-      load(values, 1);
+      load<kStep>(values, 1, first, rows, value);
     } else if (!payload.data) {
 #pragma unroll
-      for (int k = 0; k < kEach; ++k) value[k] = uint32_t(first + k * step);
+      for (int k = 0; k < kEach; ++k) value[k] = uint32_t(first) + k * kStep;
     } else if (payload_bytes == 4) {
-      load(static_cast<const uint32_t *>(payload.data), payload.row);
+      load<kStep>(static_cast<const uint32_t *>(payload.data), payload.row, first, rows, value);
     } else if (payload_bytes == 2) {
-      load(static_cast<const uint16_t *>(payload.data), payload.row);
+      load<kStep>(static_cast<const uint16_t *>(payload.data), payload.row, first, rows, value);
     } else {
-      load(static_cast<const uint8_t *>(payload.data), payload.row);
+      load<kStep>(static_cast<const uint8_t *>(payload.data), payload.row, first, rows, value);
+    }
+  }
+
+  // Behind the last row it comes again.
+  template <int kStep, class From, class To, int kEach>
+  __device__ static void load(const From *from, int64_t apart, int64_t first, int64_t rows, To (&to)[kEach]) {
+    if (first + (kEach - 1) * kStep < rows) {
+      from += first * apart;
+#pragma unroll
+      for (int k = 0; k < kEach; ++k) to[k] = from[k * kStep * apart];
+    } else {
+#pragma unroll
+      for (int k = 0; k < kEach; ++k) to[k] = from[min(first + k * kStep, rows - 1) * apart];
     }
   }
 };
@@ -70,23 +89,25 @@ struct SortPass {
   __device__ uint32_t digit(uint32_t key) const { return key >> shift & ((1u << bits) - 1); }
 };
 
-template <int kThreads, int kEach>
-__global__ __launch_bounds__(kThreads) void count_digits(const __grid_constant__ SortPass pass, SegmentBounds bounds) {
+// `kEach` rows to a thread.
+template <int kEach>
+__global__ __launch_bounds__(kSortThreads) void count_digits(const __grid_constant__ SortPass pass,
+                                                             SegmentBounds bounds) {
   __shared__ uint32_t counts[1 << kMostDigitBits];
   const int digits = 1 << pass.bits;
-  for (int d = threadIdx.x; d < digits; d += kThreads) counts[d] = 0;
+  for (int d = threadIdx.x; d < digits; d += kSortThreads) counts[d] = 0;
   wait_for_earlier_work();
   let_next_kernel_start();
-  bounds.forget(int64_t(blockIdx.x) * kThreads + threadIdx.x, int64_t(gridDim.x) * kThreads);
-  const int64_t first = int64_t(blockIdx.x) * kThreads * kEach + threadIdx.x;
+  bounds.forget(int64_t(blockIdx.x) * kSortThreads + threadIdx.x, int64_t(gridDim.x) * kSortThreads);
+  const int64_t first = int64_t(blockIdx.x) * kSortThreads * kEach + threadIdx.x;
   uint32_t key[kEach];
-  pass.from.load_keys(first, kThreads, pass.rows, key);
+  pass.from.load_keys<kSortThreads>(first, pass.rows, key);
   __syncthreads();
 #pragma unroll
   for (int k = 0; k < kEach; ++k)
-    if (first + k * kThreads < pass.rows) atomicAdd(counts + pass.digit(key[k]), 1u);
+    if (first + k * kSortThreads < pass.rows) atomicAdd(counts + pass.digit(key[k]), 1u);
   __syncthreads();
-  for (int d = threadIdx.x; d < digits; d += kThreads) pass.counts[d * pass.tiles + blockIdx.x] = counts[d];
+  for (int d = threadIdx.x; d < digits; d += kSortThreads) pass.counts[d * pass.tiles + blockIdx.x] = counts[d];
 }
 
 // The sum of what threads before this one have, and of all.
@@ -141,36 +162,46 @@ __global__ __launch_bounds__(kScanThreads) void scan_counts(const __grid_constan
   if (threadIdx.x == 0) pass.totals[blockIdx.x] = before;
 }
 
-template <int kThreads, int kEach>
-size_t move_bytes(int bits) {
-  return size_t(kThreads) * kEach * 2 * sizeof(uint32_t) + (size_t(kThreads / 32) << bits) * sizeof(uint16_t);
+// Of a tile's rows, or before, of each warp's digits.
+template <int kEach>
+__host__ __device__ int move_words(int bits) {
+  return max(2 * kSortThreads * kEach, kSortWarps << bits);
 }
 
-template <int kThreads, int kEach>
-__global__ __launch_bounds__(kThreads) void move_rows(const __grid_constant__ SortPass pass) {
-  constexpr int kWarps = kThreads / 32;
-  constexpr int kTile = kThreads * kEach;
-  static_assert(kThreads >= 1 << kMostDigitBits && kEach * 32 < 1 << 16);
+template <int kEach>
+size_t move_bytes(int bits) {
+  return size_t(move_words<kEach>(bits)) * sizeof(uint32_t) + (size_t(kSortWarps) << bits) * sizeof(uint16_t);
+}
+
+template <int kEach>
+__global__ __launch_bounds__(kSortThreads, kEach > 8 ? 1 : 2) void move_rows(const __grid_constant__ SortPass pass) {
+  constexpr int kTile = kSortThreads * kEach;
+  static_assert(kTile < 1 << 16);
   extern __shared__ __align__(16) uint32_t segment_sorted[];
   __shared__ uint32_t begins[1 << kMostDigitBits];   // in the tile
   __shared__ uint32_t targets[1 << kMostDigitBits];  // of a digit, less where it begins in the tile
-  __shared__ uint32_t sums[kWarps];
+  __shared__ uint32_t sums[kSortWarps];
   uint32_t *keys = segment_sorted;
   uint32_t *values = keys + kTile;
-  uint16_t *counts = reinterpret_cast<uint16_t *>(values + kTile);
+  uint16_t *counts = reinterpret_cast<uint16_t *>(segment_sorted + move_words<kEach>(pass.bits));
   const int digits = 1 << pass.bits;
   const int lane = int(threadIdx.x) & 31;
   const int warp = int(threadIdx.x) / 32;
   uint16_t *own = counts + (warp << pass.bits);
-  for (int d = lane; d < digits; d += 32) own[d] = 0;
+  // Which lanes of a warp have a digit; lies where rows will be.
+  uint32_t *peers = segment_sorted + (warp << pass.bits);
+  for (int d = lane; d < digits; d += 32) {
+    own[d] = 0;
+    peers[d] = 0;
+  }
   wait_for_earlier_work();
   let_next_kernel_start();
   const int64_t tile = int64_t(blockIdx.x) * kTile;
   const int64_t first = tile + warp * 32 * kEach + lane;
   uint32_t key[kEach];
   uint32_t value[kEach];
-  pass.from.load_keys(first, 32, pass.rows, key);
-  pass.from.load_values(first, 32, pass.rows, value);
+  pass.from.load_keys<32>(first, pass.rows, key);
+  pass.from.load_values<32>(first, pass.rows, value);
   const bool counted = int(threadIdx.x) < digits;
   const uint32_t total = counted ? pass.totals[threadIdx.x] : 0;
   const uint32_t earlier = counted ? pass.counts[int(threadIdx.x) * pass.tiles + blockIdx.x] : 0;
@@ -181,28 +212,23 @@ __global__ __launch_bounds__(kThreads) void move_rows(const __grid_constant__ So
     // Behind the last row there is what comes last in the tile.
     if (first + k * 32 >= pass.rows) key[k] = ~0u;
     const uint32_t digit = pass.digit(key[k]);
-#if SORT_MATCH
-    const uint32_t peers = __match_any_sync(~0u, digit);
-#else
-    uint32_t peers = ~0u;
-#pragma unroll
-    for (int b = 0; b < kMostDigitBits; ++b) {
-      const bool set = digit >> b & 1;
-      const uint32_t all = __ballot_sync(~0u, set);
-      peers &= set ? all : ~all;
-    }
-#endif
-    const uint32_t before = own[digit];
-    rank[k] = before + __popc(peers & ((1u << lane) - 1));
+    atomicOr(peers + digit, 1u << lane);
     __syncwarp();
-    if (lane == 31 - __clz(int(peers))) own[digit] = uint16_t(rank[k] + 1);
+    const uint32_t all = peers[digit];
+    const uint32_t before = own[digit];
+    __syncwarp();
+    rank[k] = before + __popc(all & ((1u << lane) - 1));
+    if (all >> lane == 1) {
+      peers[digit] = 0;
+      own[digit] = uint16_t(rank[k] + 1);
+    }
     __syncwarp();
   }
   __syncthreads();
   uint32_t in_tile = 0;
   if (counted) {
 #pragma unroll 8
-    for (int w = 0; w < kWarps; ++w) {
+    for (int w = 0; w < kSortWarps; ++w) {
       uint16_t &at = counts[(w << pass.bits) + threadIdx.x];
       const uint32_t count = at;
       at = uint16_t(in_tile);
@@ -210,8 +236,8 @@ __global__ __launch_bounds__(kThreads) void move_rows(const __grid_constant__ So
     }
   }
   uint32_t all;
-  const uint32_t begin = scan_block<kThreads>(in_tile, sums, all);
-  const uint32_t before = scan_block<kThreads>(total, sums, all);
+  const uint32_t begin = scan_block<kSortThreads>(in_tile, sums, all);
+  const uint32_t before = scan_block<kSortThreads>(total, sums, all);
   if (counted) {
     begins[threadIdx.x] = begin;
     targets[threadIdx.x] = before + earlier - begin;
@@ -225,50 +251,55 @@ __global__ __launch_bounds__(kThreads) void move_rows(const __grid_constant__ So
     values[at] = value[k];
   }
   __syncthreads();
+  uint32_t target[kEach];
+#pragma unroll
+  for (int k = 0; k < kEach; ++k) {
+    const int i = k * kSortThreads + int(threadIdx.x);
+    key[k] = keys[i];
+    value[k] = values[i];
+    target[k] = targets[pass.digit(key[k])] + uint32_t(i);
+  }
   const int count = int(min(pass.rows - tile, int64_t(kTile)));
 #pragma unroll
   for (int k = 0; k < kEach; ++k) {
-    const int i = k * kThreads + int(threadIdx.x);
-    if (i >= count) break;
-    const uint32_t target = targets[pass.digit(keys[i])] + uint32_t(i);
-    pass.keys[target] = keys[i];
-    pass.values[target] = values[i];
+    if (k * kSortThreads + int(threadIdx.x) >= count) continue;
+    pass.keys[target[k]] = key[k];
+    pass.values[target[k]] = value[k];
   }
 }
 
-template <int kThreads, int kEach>
+template <int kEach>
 void run_pass(const SortPass &pass, const SegmentBounds &bounds, Stream stream) {
-  const size_t shared = move_bytes<kThreads, kEach>(pass.bits);
-  const auto move = move_rows<kThreads, kEach>;
-  if (shared > 48 * 1024)
-    check_cuda(cudaFuncSetAttribute(move, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared)),
+  const size_t shared = move_bytes<kEach>(pass.bits);
+  // With what is static it may be more than is allowed unasked.
+  constexpr size_t kAllowed = 40 * 1024;
+  if (shared > kAllowed)
+    check_cuda(cudaFuncSetAttribute(move_rows<kEach>, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared)),
                "cudaFuncSetAttribute");
-  launch(count_digits<kThreads, kEach>, {pass.tiles, kThreads, 0, true}, stream, pass, bounds);
+  launch(count_digits<kEach>, {pass.tiles, kSortThreads, 0, true}, stream, pass, bounds);
   launch(scan_counts, {int64_t(1) << pass.bits, kScanThreads, 0, true}, stream, pass);
-  launch(move, {pass.tiles, kThreads, shared, true}, stream, pass);
+  launch(move_rows<kEach>, {pass.tiles, kSortThreads, shared, true}, stream, pass);
 }
-
-constexpr int kLargeThreads = 1024;
-constexpr int kLargeEach = 8;
-constexpr int kSmallThreads = 512;
-constexpr int kSmallEach = 4;
 
 }  // namespace
 
 SegmentSort segment_sort_of(const SegmentProblem &problem) {
+  // Half of what runs at once.
   constexpr int64_t kFewestTiles = 64;
-  constexpr int64_t kLarge = kLargeThreads * kLargeEach;
+  constexpr int kMostEach = 16;
+  constexpr int kFewestEach = 4;
   SegmentSort sort;
   const int bits = std::bit_width(uint64_t(problem.segments));
   sort.passes = int(ceil_div(bits, kMostDigitBits));
   sort.bits = int(ceil_div(bits, sort.passes));
-  sort.large = problem.rows >= kFewestTiles * kLarge;
-  sort.tiles = ceil_div(problem.rows, sort.large ? kLarge : int64_t(kSmallThreads) * kSmallEach);
+  sort.each = kMostEach;
+  while (sort.each > kFewestEach && problem.rows < kFewestTiles * kSortThreads * sort.each) sort.each /= 2;
+  sort.tiles = ceil_div(problem.rows, int64_t(kSortThreads) * sort.each);
   return sort;
 }
 
-int segment_sort(const SegmentProblem &problem, const SegmentIndices &ids, const SegmentView *payload,
-                 const SegmentSpace &space, Stream stream) {
+void segment_sort(const SegmentProblem &problem, const SegmentIndices &ids, const SegmentView *payload,
+                  const SegmentSpace &space, Stream stream) {
   const SegmentSort &sort = space.sort;
   SegmentBounds bounds = space.bounds;
   SortPass pass = {};
@@ -284,17 +315,13 @@ int segment_sort(const SegmentProblem &problem, const SegmentIndices &ids, const
   for (int p = 0; p < sort.passes; ++p) {
     pass.keys = space.keys[p % 2];
     pass.values = space.values[p % 2];
-    if (sort.large) {
-      run_pass<kLargeThreads, kLargeEach>(pass, bounds, stream);
-    } else {
-      run_pass<kSmallThreads, kSmallEach>(pass, bounds, stream);
-    }
+    const auto run = sort.each == 16 ? run_pass<16> : sort.each == 8 ? run_pass<8> : run_pass<4>;
+    run(pass, bounds, stream);
     pass.from.keys = pass.keys;
     pass.from.values = pass.values;
     pass.shift += pass.bits;
     bounds.count = 0;
   }
-  return (sort.passes - 1) % 2;
 }
 
 }  // namespace baracuda
