@@ -32,6 +32,11 @@ size_t backward_state(const SegmentProblem &problem) {
   });
 }
 
+size_t packed_product(const SegmentProblem &problem) {
+  return with_floating_type(
+      problem.dtype, [](auto real, auto) { return sizeof(SegmentPackedProduct<typename decltype(real)::type>); });
+}
+
 SegmentNumbers take_numbers(Workspace &workspace, int64_t count, bool wide) {
   if (wide) return {workspace.take<int64_t>(count), true};
   return {workspace.take<int32_t>(count), false};
@@ -56,8 +61,7 @@ void take_bounds(Workspace &workspace, SegmentSpace &space, const Take &take) {
 bool has_wide_rows(const SegmentProblem &problem) {
   const bool integers = problem.dtype.code == kDLInt || problem.dtype.code == kDLUInt;
   return problem.ids != SegmentIds::unsorted && problem.rows > 0 && problem.segments <= kSegmentMostRows &&
-         segment_vector(problem) > 1 && problem.kind != SegmentKind::prod &&
-         (!integers || (problem.extreme() && problem.dtype.bits > 8));
+         segment_vector(problem) > 1 && (!integers || (problem.extreme() && problem.dtype.bits > 8));
 }
 
 // The longer segments are on the average, the more lanes have one, and the longer are pieces. Measured on Hopper.
@@ -154,6 +158,9 @@ SegmentSpace backward_space(Workspace &workspace, const SegmentProblem &problem,
     if (problem.ids == SegmentIds::unsorted) space.counts = workspace.take<uint32_t>(problem.segments);
     if (problem.ids == SegmentIds::sorted)
       space.offsets = take_numbers(workspace, problem.segments + 1, problem.rows >= kNarrowLimit);
+    // Otherwise rows of d_output are read once, if at all.
+    if (problem.segments > 0 && problem.rows >= 2 * problem.segments)
+      space.states = workspace.take<std::byte>(problem.segments * problem.columns * (problem.dtype.bits / 8));
   }
   if (problem.segments > 0 && (problem.kind == SegmentKind::prod || (problem.extreme() && !from_arg))) {
     const bool chosen = problem.extreme() && !problem.even;
@@ -163,8 +170,8 @@ SegmentSpace backward_space(Workspace &workspace, const SegmentProblem &problem,
       space.owned = chosen && problem.ids != SegmentIds::offsets && owners_pay(problem, true);
       take_reduction(workspace, problem, state, space.owned ? owned_chunks(problem) : segment_chunks(problem), space);
     }
-    space.states =
-        workspace.take<std::byte>(problem.segments * problem.columns * int64_t(chosen ? sizeof(uint32_t) : state));
+    const size_t kept = chosen ? sizeof(uint32_t) : problem.kind == SegmentKind::prod ? packed_product(problem) : state;
+    space.states = workspace.take<std::byte>(problem.segments * problem.columns * int64_t(kept));
   }
   if (problem.extreme() && !problem.even && !space.owned && marks_pay(problem))
     // A few at once are zeroed.

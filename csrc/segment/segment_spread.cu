@@ -62,10 +62,14 @@ struct TakesProduct {
   static constexpr bool kUsesInput = true;
   using Real = typename SegmentReal<T>::type;
 
-  const SegmentProduct<Real> *states;
+  using Packed = SegmentPackedProduct<Real>;
+  using Word = SegmentPack<uint32_t, sizeof(Packed) / 4>;
+
+  const Packed *states;
 
   __device__ T operator()(T dy, T x, int64_t, int64_t, int64_t at) const {
-    return T(segment_product_gradient(states[at], Real(x), Real(dy)));
+    const Word word = reinterpret_cast<const Word *>(states)[at];
+    return T(segment_product_gradient(bit_cast<Packed>(word), Real(x), Real(dy)));
   }
 };
 
@@ -78,6 +82,7 @@ struct SpreadSizes {
   SegmentIndices ids;
   int across;
   int lane_bits;
+  const uint32_t *order = nullptr;  // rows as ids have them; NULL: one after the other
 };
 
 template <class Body>
@@ -90,6 +95,7 @@ __device__ __forceinline__ void each_row(const SpreadSizes &sizes, int64_t (&row
   for (int r = 0; r < 4; ++r) {
     row[r] = first + r * groups;
     if (uint64_t(segment[r]) >= uint64_t(sizes.segments)) segment[r] = -1;
+    if (sizes.order && row[r] < sizes.rows) row[r] = sizes.order[row[r]];
   }
   body(int(threadIdx.x) & (sizes.across - 1));
 }
@@ -99,6 +105,35 @@ template <class Pack, class Word>
 __device__ __forceinline__ Pack load_pack(const Word *from) {
   const Word word = *from;
   return bit_cast<Pack>(word);
+}
+
+// What nobody reads soon leaves the cache to what is read often.
+template <class T, int kVector>
+__device__ __forceinline__ void store_pack(T *to, const SegmentPack<T, kVector> &pack) {
+  if constexpr (sizeof(pack) == 16) {
+    __stcs(reinterpret_cast<uint4 *>(to), bit_cast<uint4>(pack));
+  } else {
+    static_assert(kVector == 1);
+    *to = pack.value[0];
+  }
+}
+
+// Each row of d_output by the number of its segment's rows.
+template <class T, int kVector>
+__global__ __launch_bounds__(kSegmentThreads) void share_out(Counts counts, SegmentView d_output, int64_t columns,
+                                                             int64_t segments, T *shares) {
+  using Pack = SegmentPack<T, kVector>;
+  using Real = typename SegmentReal<T>::type;
+  const int64_t at = (int64_t(blockIdx.x) * kSegmentThreads + threadIdx.x) * kVector;
+  const int64_t segment = at / columns;
+  if (segment >= segments) return;
+  const int64_t column = at - segment * columns;
+  const T *from = static_cast<const T *>(d_output.data) + segment * d_output.row + column * d_output.column;
+  const Real count = Real(counts[segment]);
+  Pack pack = *reinterpret_cast<const Pack *>(from);
+#pragma unroll
+  for (int v = 0; v < kVector; ++v) pack.value[v] = T(Real(pack.value[v]) / count);
+  *reinterpret_cast<Pack *>(shares + at) = pack;
 }
 
 template <class Rule, int kVector>
@@ -137,7 +172,7 @@ __global__ __launch_bounds__(kSegmentThreads) void gather_gradient(const __grid_
                 rule(dy[r].value[v], x[r].value[v], row[r], segment[r], segment[r] * sizes.columns + column + v);
         }
         Element *to = static_cast<Element *>(d_input.data) + row[r] * d_input.row + column * d_input.column;
-        *reinterpret_cast<Word *>(to) = bit_cast<Word>(result);
+        store_pack(to, result);
       }
     }
   });
@@ -347,17 +382,39 @@ struct Launcher {
   void gather(const Rule &rule) const {
     constexpr int kBytes = sizeof(typename Rule::Element);
     constexpr int kVector = 16 / kBytes;
-    const SegmentIndices ids = row_ids();
     if (aligned(kVector, kBytes) && (!Rule::kUsesInput || segment_aligned(call.input, kVector, kBytes))) {
-      run<kVector>(rule, ids);
+      run<kVector>(rule);
     } else {
-      run<1>(rule, ids);
+      run<1>(rule);
     }
   }
 
+  // Where rows of d_output are read more than once: what each row gets of them, and then that.
+  template <class T>
+  void share_out_and_gather(const Counts &counts) const {
+    constexpr int kVector = 16 / sizeof(T);
+    T *shares = reinterpret_cast<T *>(space.states);
+    const int64_t elements = problem().segments * problem().columns;
+    const bool vectors = problem().columns % kVector == 0 && segment_aligned(call.d_output, kVector, sizeof(T));
+    launch(vectors ? share_out<T, kVector> : share_out<T, 1>,
+           {ceil_div(elements, kSegmentThreads * (vectors ? kVector : 1)), kSegmentThreads}, stream, counts,
+           call.d_output, problem().columns, problem().segments, shares);
+    SegmentBackward shared = call;
+    shared.d_output = {shares, problem().columns, 1};
+    Launcher{shared, space, stream}.gather(TakesAll<typename SegmentBitsOf<sizeof(T)>::type>{});
+  }
+
   template <int kVector, class Rule>
-  void run(const Rule &rule, const SegmentIndices &ids) const {
-    const SpreadSizes shape = sizes(ids, kVector);
+  void run(const Rule &rule) const {
+    SpreadSizes shape = sizes(SegmentIndices(), kVector);
+    // Rows that were sorted come in the order of their segments, so that what is kept of these is read once.
+    constexpr int64_t kNarrowIds = int64_t(1) << 31;
+    if (Rule::kUsesInput && kVector > 1 && space.sort.passes > 0 && problem().segments < kNarrowIds) {
+      shape.ids = {space.keys[space.sort.last()], 1, false};
+      shape.order = space.values[space.sort.last()];
+    } else {
+      shape.ids = row_ids();
+    }
     launch(gather_gradient<Rule, kVector>, grid(shape, problem().rows), stream, rule, shape, call.d_output, call.input,
            call.d_input);
   }
@@ -462,9 +519,14 @@ void segment_spread(const SegmentBackward &call, const SegmentSpace &space, Stre
     using Bits = typename SegmentBitsOf<sizeof(T)>::type;
     using Real = typename SegmentReal<T>::type;
     if (problem.kind == SegmentKind::mean) {
-      launcher.gather(TakesMean<T>{{space.counts, launcher.groups()}});
+      const Counts counts = {space.counts, launcher.groups()};
+      if (space.states) {
+        launcher.share_out_and_gather<T>(counts);
+      } else {
+        launcher.gather(TakesMean<T>{counts});
+      }
     } else if (problem.kind == SegmentKind::prod) {
-      launcher.gather(TakesProduct<T>{reinterpret_cast<const SegmentProduct<Real> *>(space.states)});
+      launcher.gather(TakesProduct<T>{reinterpret_cast<const SegmentPackedProduct<Real> *>(space.states)});
     } else {
       using Rule = TakesEven<T, Bits>;
       launcher.gather(Rule{{segment_order<Bits>(problem.dtype, problem.kind == SegmentKind::min)},
