@@ -439,6 +439,32 @@ def test_maxima_of_wide_rows(backend: Backend, size: tuple[int, int, int], form:
 
 
 @pytest.mark.sanitizer
+@pytest.mark.parametrize("index_dtype", ["int32", "int64"])
+@pytest.mark.parametrize("how", ["even", "skewed", "one", "outside"])
+@pytest.mark.parametrize(
+    ("rows", "segments"),
+    [(1, 1), (4095, 1), (4097, 511), (8193, 512), (20001, 99999), (3000, 2**20)],
+)
+def test_ids_are_sorted(backend: Backend, rows: int, segments: int, how: str, index_dtype: str) -> None:
+    """Tiles of rows that aren't full, and ids of one to three digits, many of them the same or none."""
+    rng = np.random.default_rng(15)
+    ids = make_ids(rng, "unsorted", rows, segments, index_dtype, hostile=True)
+    if how == "skewed":
+        ids[rng.random(rows) < 0.7] = segments - 1
+    elif how != "even":
+        ids[:] = segments // 2 if how == "one" else segments
+    data = rng.integers(-1000, 1000, (rows, 3)).astype(np.int32)
+    inside = (ids >= 0) & (ids < segments)
+    total = np.zeros((segments, 3), np.int32)
+    np.add.at(total, ids[inside], data[inside])
+    np.testing.assert_array_equal(forward(backend, "sum", data, ids, segments)[0], total)
+    first = np.full((segments, 3), rows, index_dtype)
+    np.minimum.at(first, ids[inside], np.flatnonzero(inside)[:, None].astype(index_dtype))
+    arg = forward(backend, "max", np.zeros_like(data), ids, segments, return_arg=True)[1]
+    np.testing.assert_array_equal(arg, first)
+
+
+@pytest.mark.sanitizer
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize(
     ("path", "size"),
