@@ -439,6 +439,32 @@ def test_maxima_of_wide_rows(backend: Backend, size: tuple[int, int, int], form:
 
 
 @pytest.mark.sanitizer
+@pytest.mark.parametrize("index_dtype", ["int32", "int64"])
+@pytest.mark.parametrize("how", ["even", "skewed", "one", "outside"])
+@pytest.mark.parametrize(
+    ("rows", "segments"),
+    [(1, 1), (4095, 1), (4097, 511), (8193, 512), (20001, 99999), (3000, 2**20)],
+)
+def test_ids_are_sorted(backend: Backend, rows: int, segments: int, how: str, index_dtype: str) -> None:
+    """Tiles of rows that aren't full, and ids of one to three digits, many of them the same or none."""
+    rng = np.random.default_rng(15)
+    ids = make_ids(rng, "unsorted", rows, segments, index_dtype, hostile=True)
+    if how == "skewed":
+        ids[rng.random(rows) < 0.7] = segments - 1
+    elif how != "even":
+        ids[:] = segments // 2 if how == "one" else segments
+    data = rng.integers(-1000, 1000, (rows, 3)).astype(np.int32)
+    inside = (ids >= 0) & (ids < segments)
+    total = np.zeros((segments, 3), np.int32)
+    np.add.at(total, ids[inside], data[inside])
+    np.testing.assert_array_equal(forward(backend, "sum", data, ids, segments)[0], total)
+    first = np.full((segments, 3), rows, index_dtype)
+    np.minimum.at(first, ids[inside], np.flatnonzero(inside)[:, None].astype(index_dtype))
+    arg = forward(backend, "max", np.zeros_like(data), ids, segments, return_arg=True)[1]
+    np.testing.assert_array_equal(arg, first)
+
+
+@pytest.mark.sanitizer
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize(
     ("path", "size"),
@@ -534,6 +560,37 @@ def spread_ids(rng: np.random.Generator, how: str, rows: int, segments: int, for
     return np.searchsorted(ids, np.arange(segments + 1)) - (rng.random() < 0.5)
 
 
+@pytest.mark.sanitizer
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+@pytest.mark.parametrize("how", ["even", "skewed", "one", "four"])
+@pytest.mark.parametrize("form", ["sorted", "offsets"])
+def test_wide_rows_where_they_are(backend: Backend, form: str, how: str, dtype: str) -> None:
+    """Segments of any length, long ones in pieces, and ids that skip many; of every layout the same bits."""
+    for rows, columns, segments in ((5000, 24, 900), (3000, 136, 20), (2500, 16, 9000), (9000, 16, 40)):
+        rng = np.random.default_rng(rows)
+        ids = spread_ids(rng, how, rows, segments, form)
+        members = reference.rows_of_segments(form, ids, rows, segments)
+        data = make_data(rng, (rows, columns), dtype)
+        data[rng.random(data.shape) < 1e-4] = np.nan
+        plan = bc.SegmentReducePlan(
+            kind="sum", num_inputs=rows, embedding_dim=columns, num_segments=segments, dtype=dtype, ids=form,
+            device=backend.device,
+        )  # fmt: skip
+        assert plan.path == ("rows" if backend.is_cuda else "direct")
+        layouts = [{}, {"misalign": 1}, {"layouts": ("stepped", "stepped")}]
+        for kind in ("sum", "mean", *EXTREMES):
+            outputs = [forward(backend, kind, data, ids, segments, form, **options)[0] for options in layouts]
+            check_forward(kind, data, members, outputs[0])
+            for other in outputs[1:]:
+                assert_same_bits(other, outputs[0])
+        output, arg = forward(backend, "max", data, ids, segments, form, return_arg=True)
+        check_forward("max", data, members, output, arg)
+        d_output = rng.standard_normal((segments, columns)).astype(data.dtype)
+        for ties in ("first", "even"):
+            d_input = backward(backend, "max", d_output, data, ids, form, ties=ties)
+            check_backward("max", d_output, data, members, d_input, ties)
+
+
 COLUMN_SIZES = ((16384, 300), (20001, 5000), (33333, 16000), (16391, 90000))
 
 
@@ -570,14 +627,15 @@ def test_single_columns(backend: Backend, form: str, how: str, dtype: str) -> No
             assert_same_bits(backward(backend, kind, d_output, data, ids, form, arg=arg), expected)
 
 
+@pytest.mark.parametrize("spread", [0, 8, 90])
 @pytest.mark.parametrize("how", ["even", "skewed", "one"])
-def test_sums_in_buckets_are_as_good_as_exact(backend: Backend, how: str) -> None:
+def test_sums_in_buckets_are_as_good_as_exact(backend: Backend, how: str, spread: int) -> None:
     """n of N rows lose less than n * N * 2^-61 of the segment's largest magnitude, and the result is rounded to
     float32; so neither the order of rows nor what other segments hold makes a difference."""
     rows, segments = (40000, 3000) if backend.is_cuda else (4000, 300)
     rng = np.random.default_rng(17)
     ids = spread_ids(rng, how, rows, segments, "unsorted")
-    scale = 2.0 ** rng.integers(-90, 90, segments)
+    scale = 2.0 ** rng.integers(-spread, spread + 1, segments)
     known = (ids >= 0) & (ids < segments)
     data = rng.standard_normal(rows) * np.where(known, scale[np.where(known, ids, 0)], 1e30)
     # What cancels leaves nothing but errors.
@@ -772,7 +830,7 @@ def test_broken_promises_stay_inside(backend: Backend, form: str, columns: int) 
         backward(backend, "mean", d_output, data, ids, form)
 
 
-@pytest.mark.parametrize("columns", [1, 5, 16])
+@pytest.mark.parametrize("columns", [1, 5, 16, 72])
 @pytest.mark.parametrize("form", FORMS)
 def test_damaged_args_stay_inside(backend: Backend, form: str, columns: int) -> None:
     """An arg that names no row, or a row of another segment, gives nothing to anybody."""

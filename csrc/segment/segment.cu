@@ -32,6 +32,11 @@ size_t backward_state(const SegmentProblem &problem) {
   });
 }
 
+size_t packed_product(const SegmentProblem &problem) {
+  return with_floating_type(
+      problem.dtype, [](auto real, auto) { return sizeof(SegmentPackedProduct<typename decltype(real)::type>); });
+}
+
 SegmentNumbers take_numbers(Workspace &workspace, int64_t count, bool wide) {
   if (wide) return {workspace.take<int64_t>(count), true};
   return {workspace.take<int32_t>(count), false};
@@ -43,23 +48,60 @@ bool has_cells(const SegmentProblem &problem) {
   return floats && problem.dtype.bits < 64 && problem.kind != SegmentKind::prod;
 }
 
+// Pieces of the workspace that are all -1 in the beginning.
+template <class Take>
+void take_bounds(Workspace &workspace, SegmentSpace &space, const Take &take) {
+  const size_t before = workspace.size();
+  space.bounds.data = workspace.take<uint4>(0);
+  take();
+  space.bounds.count = int64_t((workspace.size() - before) / sizeof(uint4));
+}
+
+// Whether rows are where they are, and there are kernels in which a lane has several of their elements.
+bool has_wide_rows(const SegmentProblem &problem) {
+  const bool integers = problem.dtype.code == kDLInt || problem.dtype.code == kDLUInt;
+  return problem.ids != SegmentIds::unsorted && problem.rows > 0 && problem.segments <= kSegmentMostRows &&
+         segment_vector(problem) > 1 && (!integers || (problem.extreme() && problem.dtype.bits > 8));
+}
+
+// The longer segments are on the average, the more lanes have one, and the longer are pieces. Measured on Hopper.
+SegmentPieces pieces_of(const SegmentProblem &problem) {
+  constexpr int kFewestRows = 128;
+  constexpr int kMostPartBits = 2;
+  SegmentPieces pieces;
+  while (pieces.part_bits < kMostPartBits && problem.rows / problem.segments >= (kFewestRows << pieces.part_bits) / 2)
+    ++pieces.part_bits;
+  pieces.rows = kFewestRows << pieces.part_bits;
+  pieces.count = ceil_div(problem.rows, int64_t(pieces.rows));
+  return pieces;
+}
+
 // What bringing rows together and reducing them takes.
 void take_reduction(Workspace &workspace, const SegmentProblem &problem, size_t state, const SegmentChunks &chunks,
                     SegmentSpace &space) {
   space.chunks = chunks;
   if (problem.ids == SegmentIds::unsorted) {
-    for (int i = 0; i < 2; ++i) {
+    space.sort = segment_sort_of(problem);
+    for (int i = 0; i < std::min(space.sort.passes, 2); ++i) {
       space.keys[i] = workspace.take<uint32_t>(problem.rows);
       space.values[i] = workspace.take<uint32_t>(problem.rows);
     }
-    space.sort_bytes = segment_sort_bytes(problem);
-    space.sort = workspace.take<std::byte>(int64_t(space.sort_bytes));
+    space.digits = workspace.take<uint32_t>((space.sort.tiles + 1) << space.sort.bits);
   }
-  if (problem.ids != SegmentIds::offsets)
-    space.offsets = take_numbers(workspace, problem.segments + 1, problem.rows >= kNarrowLimit);
-  space.first = take_numbers(workspace, space.chunks.count + 1, problem.segments >= kNarrowLimit);
-  if (problem.rows > space.chunks.chunk)
-    space.partial = workspace.take<std::byte>(2 * space.chunks.count * problem.columns * int64_t(state));
+  take_bounds(workspace, space, [&] {
+    if (space.owned) space.longs.count = workspace.take<uint32_t>(1);
+    if (problem.ids != SegmentIds::offsets)
+      space.offsets = take_numbers(workspace, problem.segments + 1, problem.rows >= kNarrowLimit);
+    space.first = take_numbers(workspace, space.chunks.count + 1, problem.segments >= kNarrowLimit);
+  });
+  if (space.owned) segment_take_longs(workspace, problem, space.longs);
+  int64_t partial = problem.rows > space.chunks.chunk ? space.chunks.count : 0;
+  if (has_wide_rows(problem)) {
+    space.pieces = pieces_of(problem);
+    space.pieces.owners = workspace.take<uint32_t>(space.pieces.count);
+    partial = std::max(partial, space.pieces.count);
+  }
+  if (partial > 0) space.partial = workspace.take<std::byte>(2 * partial * problem.columns * int64_t(state));
 }
 
 SegmentChunks owned_chunks(const SegmentProblem &problem) {
@@ -75,7 +117,7 @@ bool owners_pay(const SegmentProblem &problem, bool gradient) {
   if (!segment_has_owners(problem)) return false;
   const bool narrow = problem.dtype.bits == 16;
   const auto rows_of_each = [&](int64_t count) { return problem.rows >= count * problem.segments; };
-  if (gradient) return (narrow || rows_of_each(4)) && !rows_of_each(512);
+  if (gradient) return (narrow || rows_of_each(2)) && !rows_of_each(512);
   return narrow && rows_of_each(24) && !rows_of_each(128);
 }
 
@@ -85,7 +127,7 @@ SegmentSpace forward_space(Workspace &workspace, const SegmentProblem &problem, 
   const size_t state = forward_state(problem, with_arg);
   if (has_cells(problem)) segment_take_cells(workspace, problem, state, space);
   if (space.cells == SegmentCells::none) {
-    space.owned = !with_arg && owners_pay(problem, false);
+    space.owned = !with_arg && problem.ids == SegmentIds::unsorted && owners_pay(problem, false);
     take_reduction(workspace, problem, state, space.owned ? owned_chunks(problem) : segment_chunks(problem), space);
   }
   return space;
@@ -99,6 +141,14 @@ bool adds_atomically(const SegmentProblem &problem, const SegmentSpace &space) {
          problem.segments * problem.columns > 0 && space.cells != SegmentCells::few;
 }
 
+// Whether a row first learns which of its columns take the gradient. Otherwise it reads its segment's d_output and arg,
+// which costs less only where segments have few rows; or arg is scattered into zeros, which does where they have many.
+// Measured on Hopper.
+bool marks_pay(const SegmentProblem &problem) {
+  return segment_vector(problem) > 1 && problem.rows <= kSegmentMostRows && problem.rows >= 2 * problem.segments &&
+         problem.rows < 512 * problem.segments;
+}
+
 SegmentSpace backward_space(Workspace &workspace, const SegmentProblem &problem, bool from_arg) {
   SegmentSpace space;
   if (problem.rows * problem.columns == 0) return space;
@@ -108,6 +158,9 @@ SegmentSpace backward_space(Workspace &workspace, const SegmentProblem &problem,
     if (problem.ids == SegmentIds::unsorted) space.counts = workspace.take<uint32_t>(problem.segments);
     if (problem.ids == SegmentIds::sorted)
       space.offsets = take_numbers(workspace, problem.segments + 1, problem.rows >= kNarrowLimit);
+    // Otherwise rows of d_output are read once, if at all.
+    if (problem.segments > 0 && problem.rows >= 2 * problem.segments)
+      space.states = workspace.take<std::byte>(problem.segments * problem.columns * (problem.dtype.bits / 8));
   }
   if (problem.segments > 0 && (problem.kind == SegmentKind::prod || (problem.extreme() && !from_arg))) {
     const bool chosen = problem.extreme() && !problem.even;
@@ -117,14 +170,17 @@ SegmentSpace backward_space(Workspace &workspace, const SegmentProblem &problem,
       space.owned = chosen && problem.ids != SegmentIds::offsets && owners_pay(problem, true);
       take_reduction(workspace, problem, state, space.owned ? owned_chunks(problem) : segment_chunks(problem), space);
     }
-    space.states =
-        workspace.take<std::byte>(problem.segments * problem.columns * int64_t(chosen ? sizeof(uint32_t) : state));
+    const size_t kept = chosen ? sizeof(uint32_t) : problem.kind == SegmentKind::prod ? packed_product(problem) : state;
+    space.states = workspace.take<std::byte>(problem.segments * problem.columns * int64_t(kept));
   }
+  if (problem.extreme() && !problem.even && !space.owned && marks_pay(problem))
+    // A few at once are zeroed.
+    space.marks = workspace.take<uint32_t>(ceil_div(problem.rows * ceil_div(problem.columns, kSegmentMarked), 4) * 4);
   return space;
 }
 
 SegmentWay way_of(const SegmentProblem &problem, const SegmentSpace &space, size_t workspace) {
-  const char *path = problem.ids == SegmentIds::unsorted ? "sort" : "chunks";
+  const char *path = problem.ids == SegmentIds::unsorted ? "sort" : space.pieces.count > 0 ? "rows" : "chunks";
   if (space.cells == SegmentCells::few) path = "few";
   if (space.cells == SegmentCells::tiles) path = "tiles";
   if (space.cells == SegmentCells::buckets) path = "buckets";

@@ -76,6 +76,9 @@ __device__ __forceinline__ void segment_load_ids(const SegmentIndices &ids, int6
     if (first + k * step < 0 || first + k * step >= rows) id[k] = -1;
 }
 
+// How many columns' marks are in a word.
+constexpr int kSegmentMarked = 32;
+
 // How few segments are shared out: lanes side by side, `vector` columns each, tiles of columns, parts of rows.
 struct SegmentFew {
   int vector = 1;
@@ -102,23 +105,70 @@ struct SegmentBuckets {
   uint32_t *lengths = nullptr;  // of pieces' segments
 };
 
+// Segments of more than `most` rows that several share, in pieces.
+struct SegmentLongPiece {
+  int64_t segment;
+  int64_t begin;  // its first row, in the order of segments
+};
+
+struct SegmentLongList {
+  int64_t most = 0;
+  int64_t pieces_most = 0;
+  uint32_t *count = nullptr;  // one less than there are pieces
+  SegmentLongPiece *pieces = nullptr;
+  unsigned long long *longest = nullptr;  // of each segment's columns, a key and, below it, ~row
+};
+
 enum class SegmentCells { none, few, tiles, buckets, runs };
+
+// What is -1 in a workspace before it is known, in one piece: offsets and bounds of chunks, and how long a list is.
+struct SegmentBounds {
+  uint4 *data = nullptr;
+  int64_t count = 0;
+
+  __device__ void forget(int64_t from, int64_t step) const {
+    for (int64_t at = from; at < count; at += step) data[at] = make_uint4(~0u, ~0u, ~0u, ~0u);
+  }
+};
+
+// Rows of long segments in pieces of equal length, and by how many parts of lanes, 2^part_bits, others are shared.
+struct SegmentPieces {
+  int rows = 0;
+  int part_bits = 0;
+  int64_t count = 0;
+  uint32_t *owners = nullptr;  // one more than the long segment that a piece begins in, or 0
+};
+
+// In how many passes ids are sorted, by digits of so many bits, in tiles of so many rows to a thread.
+struct SegmentSort {
+  // Which of the keys and values are sorted in the end.
+  int last() const { return (passes - 1) % 2; }
+
+  int passes = 0;
+  int bits = 0;
+  int each = 0;
+  int64_t tiles = 0;
+};
 
 // What a workspace holds; NULL where the problem has no use for it.
 struct SegmentSpace {
   uint32_t *keys[2] = {};
   uint32_t *values[2] = {};
-  std::byte *sort = nullptr;
-  size_t sort_bytes = 0;
+  SegmentSort sort;
+  uint32_t *digits = nullptr;  // how often tiles have each, and how often all have
   SegmentNumbers offsets;
   SegmentNumbers first;
+  SegmentBounds bounds;
   SegmentChunks chunks;
   SegmentCells cells = SegmentCells::none;
   SegmentFew few;
   SegmentBuckets buckets;
   bool owned = false;  // by those who have a segment each
+  SegmentLongList longs;
+  SegmentPieces pieces;
   std::byte *partial = nullptr;
   std::byte *states = nullptr;  // of each segment and column, for a backward
+  uint32_t *marks = nullptr;    // of each row, bits of the columns that take the gradient
   SegmentNumbers ids;           // of each row, from offsets
   uint32_t *counts = nullptr;
   std::byte *ends = nullptr;  // of chunks of runs
@@ -164,13 +214,16 @@ inline SegmentChunks segment_chunks(const SegmentProblem &problem) {
 SegmentGroups segment_groups(const SegmentProblem &problem, const SegmentIndices &ids, const SegmentView *payload,
                              const SegmentSpace &space, Stream stream);
 // Where segments of sorted ids begin.
-void segment_offsets(const SegmentProblem &problem, const SegmentIndices &ids, const SegmentSpace &space,
-                     Stream stream);
+SegmentIndices segment_offsets(const SegmentProblem &problem, const SegmentIndices &ids, const SegmentSpace &space,
+                               Stream stream);
 // The segment of each row, from offsets.
 void segment_expand(const SegmentProblem &problem, const SegmentIndices &offsets, const SegmentSpace &space,
                     Stream stream);
 void segment_count(const SegmentProblem &problem, const SegmentIndices &ids, const SegmentSpace &space, Stream stream);
-size_t segment_sort_bytes(const SegmentProblem &problem);
+SegmentSort segment_sort_of(const SegmentProblem &problem);
+// Stable, by segments.
+void segment_sort(const SegmentProblem &problem, const SegmentIndices &ids, const SegmentView *payload,
+                  const SegmentSpace &space, Stream stream);
 
 // Takes cells where reductions without sorting are possible, else nothing.
 void segment_take_cells(Workspace &workspace, const SegmentProblem &problem, size_t state, SegmentSpace &space);
@@ -197,6 +250,7 @@ void segment_scatter_column(const SegmentBackward &call, const SegmentView &arg,
                             Stream stream);
 // By those who have a whole segment each. False where pointers or strides don't allow it.
 bool segment_has_owners(const SegmentProblem &problem);
+void segment_take_longs(Workspace &workspace, const SegmentProblem &problem, SegmentLongList &longs);
 bool segment_reduce_owned(const SegmentForward &call, const SegmentSpace &space, Stream stream);
 bool segment_spread_owned(const SegmentBackward &call, const SegmentSpace &space, Stream stream);
 // From those, or from arg, which may stand in the workspace, to the gradient.
@@ -273,12 +327,28 @@ __device__ __forceinline__ SegmentWork segment_work(const SegmentGroups &groups,
   return work;
 }
 
+__device__ __forceinline__ void segment_copy_16_bytes(void *to, const void *from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(uint32_t(__cvta_generic_to_shared(to))), "l"(from)
+               : "memory");
+}
+__device__ __forceinline__ void segment_commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int kPending>
+__device__ __forceinline__ void segment_wait_for_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
 // A group of lanes per chunk and tile of columns, each lane with its own columns: rows go by without regard to
-// where segments end, so that several loads are always in flight.
+// where segments end, through shared memory of which each lane has its own, so that many loads are always in flight.
 template <class Op, int kVector>
-__global__ __launch_bounds__(kSegmentThreads) void segment_stream(const __grid_constant__ SegmentReduceCall<Op> call) {
+__global__ __launch_bounds__(kSegmentThreads, sizeof(typename Op::State) * kVector <= 32 ? 3 : 2) void segment_stream(
+    const __grid_constant__ SegmentReduceCall<Op> call) {
   using Pack = SegmentPack<typename Op::Element, kVector>;
+  static_assert(sizeof(Pack) == 16);
   constexpr int kRows = 4;
+  constexpr int kStages = 3;
+  __shared__ uint4 ring[kStages][kRows][kSegmentThreads];
+  wait_for_earlier_work();
+  let_next_kernel_start();
   const int64_t group = (int64_t(blockIdx.x) * kSegmentThreads + threadIdx.x) >> call.lane_bits;
   const int64_t chunk = group / call.tiles;
   const int lane = int(threadIdx.x) & (call.across - 1);
@@ -287,12 +357,37 @@ __global__ __launch_bounds__(kSegmentThreads) void segment_stream(const __grid_c
   const SegmentWork work = segment_work(call.groups, chunk);
   if (work.to == work.from) return;
 
+  const typename Op::Element *input = static_cast<const typename Op::Element *>(call.input.data) + column;
+  const uint32_t *order = call.groups.order;
+  const int count = int(work.end - work.begin);
+  uint32_t rows[kRows];
+  const auto find_rows = [&](int at) {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r)
+      if (order && at + r < count) rows[r] = order[work.begin + at + r];
+  };
+  const auto fetch = [&](int at, int stage) {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      if (at + r >= count) break;
+      const int64_t row = order ? int64_t(rows[r]) : work.begin + at + r;
+      segment_copy_16_bytes(&ring[stage][r][threadIdx.x], input + row * call.input.row);
+    }
+    segment_commit_copies();
+    find_rows(at + kRows);
+  };
+  find_rows(0);
+#pragma unroll
+  for (int s = 0; s < kStages - 1; ++s) fetch(s * kRows, s);
+
   typename Op::State state[kVector];
 #pragma unroll
   for (int v = 0; v < kVector; ++v) state[v] = call.op.identity();
   int64_t segment = work.from;
   int64_t begin = call.groups.begin(segment);
   int64_t end = call.groups.end(segment);
+  // Where the segment ends, as rows of the chunk are counted.
+  int stop = int(min(end - work.begin, int64_t(INT32_MAX)));
   // Where the next segment ends is asked for one segment ahead.
   const auto end_of = [&](int64_t s) { return s < work.to ? call.groups.clamped(s + 1) : INT64_MAX; };
   int64_t next_end = end_of(segment + 1);
@@ -302,39 +397,31 @@ __global__ __launch_bounds__(kSegmentThreads) void segment_stream(const __grid_c
     for (int v = 0; v < kVector; ++v) state[v] = call.op.identity();
     begin = end;
     end = max(begin, next_end);
+    stop = int(min(end - work.begin, int64_t(INT32_MAX)));
     ++segment;
     next_end = end_of(segment + 1);
   };
 
-  const typename Op::Element *input = static_cast<const typename Op::Element *>(call.input.data) + column;
-  const uint32_t *order = call.groups.order;
-  uint32_t rows[kRows];
-  const auto find_rows = [&](int64_t at) {
-#pragma unroll
-    for (int r = 0; r < kRows; ++r)
-      if (order && at + r < work.end) rows[r] = __ldg(order + at + r);
-  };
-  find_rows(work.begin);
-  for (int64_t at = work.begin; at < work.end; at += kRows) {
+  int stage = 0;
+  for (int at = 0; at < count; at += kRows) {
+    fetch(at + (kStages - 1) * kRows, stage == 0 ? kStages - 1 : stage - 1);
+    segment_wait_for_copies<kStages - 1>();
     Pack pack[kRows];
     typename Op::Row numbers[kRows];
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      if (at + r >= work.end) break;
-      const int64_t row = order ? int64_t(rows[r]) : at + r;
-      numbers[r] = typename Op::Row(row);
-      using Word = SegmentPack<uint32_t, sizeof(Pack) / 4>;
-      const Word word = *reinterpret_cast<const Word *>(input + row * call.input.row);
-      pack[r] = bit_cast<Pack>(word);
+      if (at + r >= count) break;
+      numbers[r] = typename Op::Row(order ? int64_t(order[work.begin + at + r]) : work.begin + at + r);
+      pack[r] = bit_cast<Pack>(ring[stage][r][threadIdx.x]);
     }
-    find_rows(at + kRows);
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      if (at + r >= work.end) break;
-      while (at + r >= end) step();
+      if (at + r >= count) break;
+      while (at + r >= stop) step();
 #pragma unroll
       for (int v = 0; v < kVector; ++v) call.op.add(state[v], pack[r].value[v], numbers[r]);
     }
+    stage = stage == kStages - 1 ? 0 : stage + 1;
   }
   while (segment < work.to) step();
 }
@@ -365,13 +452,15 @@ __global__ __launch_bounds__(kSegmentThreads) void segment_any(const __grid_cons
   extern __shared__ __align__(16) uint64_t segment_memory[];
   __shared__ int found;
   __shared__ int32_t longs[kMostLong];
+  wait_for_earlier_work();
+  let_next_kernel_start();
   const int64_t chunk = int64_t(blockIdx.x) / call.tiles;
   const int first_column = int(int64_t(blockIdx.x) - chunk * call.tiles) * call.across;
   const int columns = int(min(call.columns - first_column, int64_t(call.across)));
   const SegmentWork work = segment_work(call.groups, chunk);
   if (work.to == work.from) return;
   const uint32_t *order = call.groups.order;
-  const auto row_of = [&](int64_t at) { return order ? int64_t(__ldg(order + at)) : at; };
+  const auto row_of = [&](int64_t at) { return order ? int64_t(order[at]) : at; };
   const Element *input = static_cast<const Element *>(call.input.data) + first_column * call.input.column;
   Element *staged = reinterpret_cast<Element *>(segment_memory);
   const int items = int(work.to - work.from) * columns;
@@ -457,14 +546,17 @@ __global__ __launch_bounds__(kSegmentThreads) void segment_any(const __grid_cons
 
 constexpr int kJoinChunks = 32;
 
-// Puts the pieces of long segments together. A block looks after the long segments that end in its chunks.
+// Puts the pieces of long segments together. A block looks after the long segments that end in its chunks: as many
+// threads side by side as there are columns have one of few pieces, and all share the pieces of another.
 template <class Op>
 __global__ __launch_bounds__(kSegmentThreads) void segment_join(const __grid_constant__ SegmentReduceCall<Op> call) {
   using State = typename Op::State;
   constexpr int kAtOnce = 4;
+  constexpr int64_t kFewPieces = 16;
   __shared__ int found;
   __shared__ int64_t ends[kJoinChunks];
   __shared__ State states[kSegmentThreads];
+  wait_for_earlier_work();
   const SegmentGroups &groups = call.groups;
   if (threadIdx.x == 0) found = 0;
   __syncthreads();
@@ -477,25 +569,27 @@ __global__ __launch_bounds__(kSegmentThreads) void segment_join(const __grid_con
     if (length > groups.chunk && last / groups.chunk == chunk) ends[atomicAdd(&found, 1)] = segment;
   }
   __syncthreads();
-  // As many threads side by side as there are columns, the others share the pieces.
   int across = 1;
   while (across < kSegmentThreads && across < call.columns) across *= 2;
   const int apart = kSegmentThreads / across;
   const int part = int(threadIdx.x) / across;
-  for (int index = 0; index < found; ++index) {
-    const int64_t segment = ends[index];
-    const int64_t begin = groups.begin(segment);
-    const int64_t end = groups.end(segment);
-    const int64_t from = (begin + segment) / groups.chunk;
-    // Chunks that a broken promise left out have no piece that anybody wrote.
-    const int64_t pieces = min((end + segment) / groups.chunk, groups.chunks - 1) - from + 1;
-    const int64_t each = (pieces + apart - 1) / apart;
-    for (int64_t tile = 0; tile < call.columns; tile += across) {
-      const int64_t column = tile + threadIdx.x % across;
-      State state = call.op.identity();
-      if (column < call.columns) {
-        const int64_t stop = min(pieces, (part + 1) * each);
-        for (int64_t piece = part * each; piece < stop; piece += kAtOnce) {
+  const int lane = int(threadIdx.x) & (across - 1);
+  for (const bool few : {true, false}) {
+    for (int index = few ? part : 0; index < found; index += few ? apart : 1) {
+      const int64_t segment = ends[index];
+      const int64_t begin = groups.begin(segment);
+      const int64_t end = groups.end(segment);
+      const int64_t from = (begin + segment) / groups.chunk;
+      // Chunks that a broken promise left out have no piece that anybody wrote.
+      const int64_t pieces = min((end + segment) / groups.chunk, groups.chunks - 1) - from + 1;
+      if ((pieces <= kFewPieces) != few) continue;
+      const int64_t each = few ? pieces : (pieces + apart - 1) / apart;
+      const int64_t first = few ? 0 : part * each;
+      const int64_t stop = min(pieces, first + each);
+      for (int64_t tile = 0; tile < call.columns; tile += across) {
+        const int64_t column = tile + lane;
+        State state[1] = {call.op.identity()};
+        for (int64_t piece = first; column < call.columns && piece < stop; piece += kAtOnce) {
           State some[kAtOnce];
 #pragma unroll
           for (int p = 0; p < kAtOnce; ++p)
@@ -503,19 +597,19 @@ __global__ __launch_bounds__(kSegmentThreads) void segment_join(const __grid_con
               some[p] = call.partial[(2 * (from + piece + p) + (piece + p == 0)) * call.columns + column];
 #pragma unroll
           for (int p = 0; p < kAtOnce; ++p)
-            if (piece + p < stop) call.op.join(state, some[p]);
+            if (piece + p < stop) call.op.join(state[0], some[p]);
         }
+        if (!few) {
+          states[threadIdx.x] = state[0];
+          for (int half = apart / 2; half > 0; half /= 2) {
+            __syncthreads();
+            if (part < half) call.op.join(states[threadIdx.x], states[threadIdx.x + half * across]);
+          }
+          state[0] = states[threadIdx.x];
+          __syncthreads();
+        }
+        if ((few || part == 0) && column < call.columns) call.op.template store<1>(segment, column, end - begin, state);
       }
-      states[threadIdx.x] = state;
-      for (int half = apart / 2; half > 0; half /= 2) {
-        __syncthreads();
-        if (part < half) call.op.join(states[threadIdx.x], states[threadIdx.x + half * across]);
-      }
-      if (part == 0 && column < call.columns) {
-        State total[1] = {states[threadIdx.x]};
-        call.op.template store<1>(segment, column, end - begin, total);
-      }
-      __syncthreads();
     }
   }
 }
@@ -527,6 +621,10 @@ inline bool segment_aligned(const SegmentView &view, int vector, int bytes) {
          reinterpret_cast<uintptr_t>(view.data) % uintptr_t(at_once) == 0;
 }
 
+template <class Op, int kVector>
+void segment_reduce_rows(const SegmentProblem &problem, const SegmentView &input, const SegmentIndices &ids,
+                         const Op &op, bool aligned, const SegmentSpace &space, Stream stream);
+
 // Reduces every segment and hands it to op.store. `kVector`: elements that are read at once, where sizes
 // allow it and `aligned` says that what op.store writes does, too.
 template <class Op, int kVector>
@@ -534,6 +632,10 @@ void segment_reduce(const SegmentProblem &problem, const SegmentView &input, con
                     bool aligned, bool needs_rows, const SegmentSpace &space, Stream stream) {
   constexpr int kBytes = sizeof(typename Op::Element);
   const SegmentChunks &chunks = space.chunks;
+  if constexpr (kVector > 1) {
+    if (space.pieces.count > 0 && segment_vector(problem) == kVector)
+      return segment_reduce_rows<Op, kVector>(problem, input, ids, op, aligned, space, stream);
+  }
   // Single elements travel with the sort.
   const bool travels = problem.ids == SegmentIds::unsorted && problem.columns == 1 && kBytes <= 4 && !needs_rows;
   SegmentReduceCall<Op> call = {};
@@ -553,8 +655,8 @@ void segment_reduce(const SegmentProblem &problem, const SegmentView &input, con
       call.across = segment_across(problem.columns, kVector);
       call.lane_bits = std::countr_zero(unsigned(call.across));
       call.tiles = ceil_div(problem.columns, int64_t(call.across) * kVector);
-      launch(segment_stream<Op, kVector>,
-             {ceil_div(chunks.count * call.tiles * call.across, kSegmentThreads), kSegmentThreads}, stream, call);
+      const Grid grid = {ceil_div(chunks.count * call.tiles * call.across, kSegmentThreads), kSegmentThreads, 0, true};
+      launch(segment_stream<Op, kVector>, grid, stream, call);
     }
   }
   if (!vectors) {
@@ -563,10 +665,10 @@ void segment_reduce(const SegmentProblem &problem, const SegmentView &input, con
     call.tiles = ceil_div(problem.columns, call.across);
     call.staged = segment_narrow_rows(problem);
     const size_t shared = call.staged ? 2 * size_t(chunks.chunk) * size_t(call.across) * kBytes : 0;
-    launch(segment_any<Op>, {chunks.count * call.tiles, kSegmentThreads, shared}, stream, call);
+    launch(segment_any<Op>, {chunks.count * call.tiles, kSegmentThreads, shared, true}, stream, call);
   }
   if (problem.rows > chunks.chunk)
-    launch(segment_join<Op>, {ceil_div(chunks.count, kJoinChunks), kSegmentThreads}, stream, call);
+    launch(segment_join<Op>, {ceil_div(chunks.count, kJoinChunks), kSegmentThreads, 0, true}, stream, call);
 }
 
 // ---------------------------------------------------------------------------------------------------
@@ -681,3 +783,5 @@ struct SegmentStates : Reduction {
 };
 
 }  // namespace baracuda
+
+#include "segment/segment_rows.cuh"

@@ -258,6 +258,21 @@ struct SegmentProduct {
   uint8_t nans;
 };
 
+// The bits of floats.
+template <class Real>
+struct SegmentParts {
+  using Bits = SegmentBitsOf<sizeof(Real)>::type;
+  static constexpr int kFraction = sizeof(Real) == 8 ? 52 : 23;
+  static constexpr Bits kExponents = (Bits(1) << (8 * sizeof(Real) - 1 - kFraction)) - 1;
+  static constexpr int kHalf = int(kExponents / 2) - 1;  // the exponent of 0.5, as it is kept
+
+  BARACUDA_HD static int exponent(Real x) { return int(bit_cast<Bits>(x) >> kFraction & kExponents); }
+  BARACUDA_HD static bool normal(int exponent) { return exponent > 0 && exponent < int(kExponents); }
+  BARACUDA_HD static Real with_exponent(Real x, int exponent) {
+    return bit_cast<Real>(Bits((bit_cast<Bits>(x) & ~Bits(kExponents << kFraction)) | Bits(exponent) << kFraction));
+  }
+};
+
 template <class Real>
 BARACUDA_HD inline SegmentProduct<Real> segment_factor(Real x) {
   SegmentProduct<Real> factor = {1, Real(0.5), 0, 0, 0};
@@ -277,16 +292,32 @@ BARACUDA_HD inline SegmentProduct<Real> segment_factor(Real x) {
 BARACUDA_HD inline uint8_t segment_up_to_two(int count) { return uint8_t(count < 2 ? count : 2); }
 
 template <class Real>
-BARACUDA_HD inline void segment_multiply(SegmentProduct<Real> &product, const SegmentProduct<Real> &factor) {
-  product.exponent += factor.exponent;
-  product.mantissa *= factor.mantissa;
+BARACUDA_HD inline void segment_multiply(SegmentProduct<Real> &product, Real mantissa, int64_t exponent) {
+  product.exponent += exponent;
+  product.mantissa *= mantissa;
   if (std::fabs(product.mantissa) < Real(0.5)) {
     product.mantissa *= 2;
     product.exponent -= 1;
   }
+}
+
+template <class Real>
+BARACUDA_HD inline void segment_multiply(SegmentProduct<Real> &product, const SegmentProduct<Real> &factor) {
+  segment_multiply(product, factor.mantissa, factor.exponent);
   product.zeros = segment_up_to_two(product.zeros + factor.zeros);
   product.infinities = segment_up_to_two(product.infinities + factor.infinities);
   product.nans = segment_up_to_two(product.nans + factor.nans);
+}
+
+template <class Real>
+BARACUDA_HD inline void segment_multiply(SegmentProduct<Real> &product, Real x) {
+  using Parts = SegmentParts<Real>;
+  const int exponent = Parts::exponent(x);
+  if (Parts::normal(exponent)) {
+    segment_multiply(product, Parts::with_exponent(x, Parts::kHalf), exponent - Parts::kHalf);
+  } else {
+    segment_multiply(product, segment_factor(x));
+  }
 }
 
 // dy times the product of all factors but x, which is one of them.
@@ -310,6 +341,47 @@ BARACUDA_HD inline Real segment_product_gradient(const SegmentProduct<Real> &pro
   return std::ldexp(scaled, int(power));
 }
 
+// A product in less memory, once all factors are in it. An exponent is bounded where more makes no difference.
+template <class Real>
+struct SegmentPackedProduct {
+  using Bits = SegmentBitsOf<sizeof(Real)>::type;
+  static constexpr int kMostExponent = 1 << 20;
+  static constexpr int kCountBits = 6;  // two for each of zeros, infinities and NaN
+
+  Bits mantissa;
+  Bits rest;
+
+  BARACUDA_HD int exponent() const { return int(uint32_t(rest) >> kCountBits) - kMostExponent; }
+  BARACUDA_HD bool finite() const { return (uint32_t(rest) & ((1u << kCountBits) - 1)) == 0; }
+};
+
+template <class Real>
+BARACUDA_HD inline SegmentPackedProduct<Real> segment_pack(const SegmentProduct<Real> &product) {
+  using Packed = SegmentPackedProduct<Real>;
+  using Bits = Packed::Bits;
+  constexpr int64_t kMost = Packed::kMostExponent;
+  const int64_t exponent = product.exponent < -kMost ? -kMost : product.exponent > kMost ? kMost : product.exponent;
+  const uint32_t counts = uint32_t(product.zeros) << 4 | uint32_t(product.infinities) << 2 | uint32_t(product.nans);
+  return {bit_cast<Bits>(product.mantissa), Bits(uint32_t(exponent + kMost) << Packed::kCountBits | counts)};
+}
+
+template <class Real>
+BARACUDA_HD inline Real segment_product_gradient(const SegmentPackedProduct<Real> &packed, Real x, Real dy) {
+  using Parts = SegmentParts<Real>;
+  const Real mantissa = bit_cast<Real>(packed.mantissa);
+  const int of_x = Parts::exponent(x);
+  const int of_dy = Parts::exponent(dy);
+  if (Parts::normal(of_x) && Parts::normal(of_dy) && packed.finite()) {
+    const Real scaled = Parts::with_exponent(dy, Parts::kHalf) * (mantissa / Parts::with_exponent(x, Parts::kHalf));
+    const int exponent = Parts::exponent(scaled) + packed.exponent() + of_dy - of_x;
+    if (Parts::normal(exponent)) return Parts::with_exponent(scaled, exponent);
+  }
+  const uint32_t counts = uint32_t(packed.rest);
+  const SegmentProduct<Real> product = {packed.exponent(), mantissa, uint8_t(counts >> 4 & 3), uint8_t(counts >> 2 & 3),
+                                        uint8_t(counts & 3)};
+  return segment_product_gradient(product, x, dy);
+}
+
 template <class T>
 struct SegmentOthers {
   using Element = T;
@@ -318,7 +390,7 @@ struct SegmentOthers {
   using Row = uint32_t;
 
   BARACUDA_HD State identity() const { return {1, Real(0.5), 0, 0, 0}; }
-  BARACUDA_HD void add(State &state, T element, Row) const { segment_multiply(state, segment_factor(Real(element))); }
+  BARACUDA_HD void add(State &state, T element, Row) const { segment_multiply(state, Real(element)); }
   BARACUDA_HD void join(State &state, const State &other) const { segment_multiply(state, other); }
 };
 

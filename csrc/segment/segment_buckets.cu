@@ -147,6 +147,8 @@ int64_t tiled_parts(const SegmentProblem &problem, size_t state, int64_t most) {
   constexpr int64_t kBlocks = 2;
   constexpr int64_t kFewestRows = 1024;
   const int vector = segment_vector(problem);
+  // Narrow elements of sorted rows are faster where they are.
+  if (problem.ids == SegmentIds::sorted && problem.dtype.bits == 16 && state == sizeof(uint32_t)) return 0;
   if (!problem.extreme() || problem.ids == SegmentIds::offsets || vector * problem.dtype.bits != 128 ||
       problem.columns > 32 * vector || problem.segments > kTiledMostSegments ||
       int64_t(segment_tiled_bytes(problem, state)) * kBlocks > most)
@@ -166,7 +168,7 @@ size_t segment_bucket_bytes(int cell_bits, size_t cell) { return ((size_t(1) << 
 
 size_t segment_bucket_sum_bytes(const SegmentProblem &problem, int cell_bits, int copy_bits) {
   const size_t cells = (size_t(1) << cell_bits) + 1;
-  return cells * sizeof(uint32_t) * (1 + (problem.kind == SegmentKind::mean ? 3 : 2) * (size_t(1) << copy_bits));
+  return cells * sizeof(uint32_t) * (2 + (problem.kind == SegmentKind::mean ? 3 : 2) * (size_t(1) << copy_bits));
 }
 
 void segment_take_cells(Workspace &workspace, const SegmentProblem &problem, size_t state, SegmentSpace &space) {
@@ -203,11 +205,12 @@ void segment_take_cells(Workspace &workspace, const SegmentProblem &problem, siz
   if (problem.ids != SegmentIds::unsorted) {
     if (problem.ids == SegmentIds::offsets && problem.rows / 64 > problem.segments) return;
     space.cells = SegmentCells::runs;
-    int32_t chunk = problem.ids == SegmentIds::offsets ? kRangeChunk : 4096;
-    constexpr int64_t kWarps = kMultiprocessors * 4 * kRunWarps;
-    while (problem.ids == SegmentIds::sorted && chunk > kRunStep * kRunSteps && ceil_div(problem.rows, chunk) < kWarps)
-      chunk /= 2;
-    space.chunks = {chunk, ceil_div(problem.rows, chunk)};
+    // Of sorted ids, as many chunks as warps are at work at once.
+    constexpr int64_t kWarps = kMultiprocessors * kRunBlocks * kRunWarps;
+    const int64_t chunk = problem.ids == SegmentIds::offsets
+                              ? kRangeChunk
+                              : ceil_div(ceil_div(problem.rows, kWarps), int64_t(kRunStep)) * kRunStep;
+    space.chunks = {int32_t(chunk), ceil_div(problem.rows, chunk)};
     space.partial = workspace.take<std::byte>(2 * space.chunks.count * int64_t(state));
     space.counts = workspace.take<uint32_t>(2 * space.chunks.count);
     space.ends = workspace.take<std::byte>(space.chunks.count * int64_t(sizeof(SegmentRunEnd)));

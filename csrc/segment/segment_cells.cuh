@@ -21,19 +21,9 @@ inline size_t segment_few_id_bytes(int across) {
 }
 
 template <class Op>
-struct SegmentFewCall {
-  Op op;
-  SegmentView input;
-  SegmentIndices ids;
-  int64_t rows;
-  int64_t columns;
-  int segments;
-  int across;
+struct SegmentFewCall : SegmentPartsCall<Op> {
   int tiles;
-  int parts;
   bool paired;  // two elements can be loaded at once
-  typename Op::State *partial;
-  uint32_t *counts;  // NULL: states tell whether there was a row
 };
 
 template <class Op, int kColumns>
@@ -160,7 +150,7 @@ __global__ __launch_bounds__(kFewThreads, 2) void segment_few(const __grid_const
 constexpr int kFewAtOnce = 32;
 
 template <class Op>
-__global__ __launch_bounds__(kFewThreads) void segment_few_join(const __grid_constant__ SegmentFewCall<Op> call) {
+__global__ __launch_bounds__(kFewThreads) void segment_parts_join(const __grid_constant__ SegmentPartsCall<Op> call) {
   using State = typename Op::State;
   constexpr int kSlices = kFewThreads / kFewAtOnce;
   constexpr int kParts = 4;
@@ -201,67 +191,62 @@ __global__ __launch_bounds__(kFewThreads) void segment_few_join(const __grid_con
 
 // ---------------------------------------------------------------------------------------------------
 
-// As segment_reduce, where the space has tiles.
-template <class Op>
-void segment_reduce_tiles(const SegmentProblem &problem, const SegmentView &input, const SegmentIndices &ids,
-                          const Op &op, const SegmentSpace &space, Stream stream) {
-  constexpr int kVector = 16 / sizeof(typename Op::Element);
-  SegmentTiledCall<Op> call = {};
+template <template <class> class Call, class Op>
+Call<Op> segment_parts_call(const SegmentProblem &problem, const SegmentView &input, const SegmentIndices &ids,
+                            const Op &op, bool counts, const SegmentSpace &space) {
+  Call<Op> call = {};
   call.op = op;
   call.input = input;
   call.ids = ids;
   call.rows = problem.rows;
   call.columns = problem.columns;
-  call.part = ceil_div(problem.rows, int64_t(space.few.parts));
   call.segments = int(problem.segments);
   call.across = space.few.across;
-  call.tile = int(ceil_div(call.part, ceil_div(call.part, int64_t(kTiledRows))));
-  call.whole = segment_aligned(input, kVector, sizeof(typename Op::Element));
+  call.parts = space.few.parts;
   call.partial = reinterpret_cast<typename Op::State *>(space.partial);
-  const size_t shared = segment_tiled_bytes(problem, sizeof(typename Op::State));
-  segment_allow_shared(reinterpret_cast<const void *>(segment_tiled<Op, kVector>), shared);
-  launch(segment_tiled<Op, kVector>, {space.few.parts, kTiledThreads, shared}, stream, call);
-  SegmentFewCall<Op> join = {};
-  join.op = op;
-  join.segments = call.segments;
-  join.columns = problem.columns;
-  join.parts = space.few.parts;
-  join.partial = call.partial;
-  launch(segment_few_join<Op>, {ceil_div(problem.segments * problem.columns, kFewAtOnce), kFewThreads}, stream, join);
+  call.counts = counts ? space.counts : nullptr;
+  return call;
 }
 
-// As segment_reduce, where the space has cells.
+template <class Op>
+void segment_launch_join(const SegmentPartsCall<Op> &call, Stream stream) {
+  launch(segment_parts_join<Op>, {ceil_div(call.segments * call.columns, kFewAtOnce), kFewThreads}, stream, call);
+}
+
+// As segment_reduce, where the space has few segments.
+template <class Op>
+void segment_reduce_few(const SegmentProblem &problem, const SegmentView &input, const SegmentIndices &ids,
+                        const Op &op, bool counts, const SegmentSpace &space, Stream stream) {
+  auto call = segment_parts_call<SegmentFewCall>(problem, input, ids, op, counts, space);
+  call.tiles = space.few.tiles;
+  call.paired = segment_aligned(input, 2, sizeof(typename Op::Element));
+  const auto kernel = space.few.vector == 2 ? segment_few<Op, 2> : segment_few<Op, 1>;
+  const size_t shared = segment_few_bytes(problem, sizeof(typename Op::State), space.few.vector);
+  segment_allow_shared(reinterpret_cast<const void *>(kernel), shared);
+  launch(kernel, {int64_t(call.parts) * call.tiles, kFewThreads, shared}, stream, call);
+  segment_launch_join<Op>(call, stream);
+}
+
+// The same, where it has tiles.
+template <class Op>
+void segment_reduce_tiles(const SegmentProblem &problem, const SegmentView &input, const SegmentIndices &ids,
+                          const Op &op, const SegmentSpace &space, Stream stream) {
+  constexpr int kVector = 16 / sizeof(typename Op::Element);
+  auto call = segment_parts_call<SegmentTiledCall>(problem, input, ids, op, false, space);
+  call.part = ceil_div(problem.rows, int64_t(call.parts));
+  call.tile = int(ceil_div(call.part, ceil_div(call.part, int64_t(kTiledRows))));
+  call.whole = segment_aligned(input, kVector, sizeof(typename Op::Element));
+  const size_t shared = segment_tiled_bytes(problem, sizeof(typename Op::State));
+  segment_allow_shared(reinterpret_cast<const void *>(segment_tiled<Op, kVector>), shared);
+  launch(segment_tiled<Op, kVector>, {call.parts, kTiledThreads, shared}, stream, call);
+  segment_launch_join<Op>(call, stream);
+}
+
+// The same, where it has cells of any kind.
 template <class Op>
 void segment_reduce_cells(const SegmentProblem &problem, const SegmentView &input, const SegmentIndices &ids,
                           const Op &op, bool counts, const SegmentSpace &space, Stream stream) {
-  using State = typename Op::State;
-  if (space.cells == SegmentCells::few) {
-    SegmentFewCall<Op> call = {};
-    call.op = op;
-    call.input = input;
-    call.ids = ids;
-    call.rows = problem.rows;
-    call.columns = problem.columns;
-    call.segments = int(problem.segments);
-    call.across = space.few.across;
-    call.tiles = space.few.tiles;
-    call.parts = space.few.parts;
-    call.paired = segment_aligned(input, 2, sizeof(typename Op::Element));
-    call.partial = reinterpret_cast<State *>(space.partial);
-    call.counts = counts ? space.counts : nullptr;
-    const auto run = [&](auto kernel) {
-      const size_t shared = segment_few_bytes(problem, sizeof(State), space.few.vector);
-      segment_allow_shared(reinterpret_cast<const void *>(kernel), shared);
-      launch(kernel, {int64_t(call.parts) * call.tiles, kFewThreads, shared}, stream, call);
-    };
-    if (space.few.vector == 2) {
-      run(segment_few<Op, 2>);
-    } else {
-      run(segment_few<Op, 1>);
-    }
-    launch(segment_few_join<Op>, {ceil_div(problem.segments * problem.columns, kFewAtOnce), kFewThreads}, stream, call);
-    return;
-  }
+  if (space.cells == SegmentCells::few) return segment_reduce_few(problem, input, ids, op, counts, space, stream);
   if constexpr (requires { op.order; }) {
     if (space.cells == SegmentCells::tiles) return segment_reduce_tiles(problem, input, ids, op, space, stream);
   }

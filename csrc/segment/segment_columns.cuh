@@ -22,9 +22,11 @@ template <class Op>
 struct SegmentBucketCall {
   Op op;
   SegmentBuckets buckets;
+  int64_t rows;
   int64_t segments;
   std::byte *partial;
   uint32_t *counts;  // NULL: not wanted
+  bool once;         // of sums: rows need not tell whether a segment is empty
 };
 
 struct BucketPiece {
@@ -187,14 +189,18 @@ __global__ __launch_bounds__(kBucketThreads,
   }
 }
 
-// Sums are kept as integers, in units that the largest exponent of the segment's rows in the piece sets, and of
-// 64 bits, so that the order of rows makes no difference: n rows lose less than n * 2^(b - 62) of the largest
-// magnitude, if the piece has fewer than 2^b rows.
+// Sums are kept as integers of 64 bits, so that the order of rows makes no difference, in units that follow from the
+// exponents of some rows of the piece, with b bits in reserve if it has fewer than 2^b rows. What rows have below a
+// unit is kept beside, down to 2^(b - 32) of it. So most sums are exact. Those of segments that have rows too large for
+// that, or may lose more than N * 2^-61 of their largest magnitude with one of N rows, are added once more, in units
+// that the largest exponent of the segment's rows in the piece sets: n rows lose less than n * 2^(b - 62) of the
+// largest magnitude.
 struct BucketSum {
   static constexpr uint32_t kNan = 1;
   static constexpr uint32_t kInfinity = 2;
   static constexpr uint32_t kMinusInfinity = 4;
-  static constexpr uint32_t kBeyond = 256;  // the exponent, and one, of what is no number
+  static constexpr uint32_t kMostExponent = 255;  // of what is no number
+  static constexpr uint32_t kBeyond = kMostExponent + 1;
   static constexpr uint32_t kBeyondBase = 1024;
 
   __device__ static uint32_t exponent(float x) { return bit_cast<uint32_t>(x) << 1 >> 24; }
@@ -205,14 +211,31 @@ struct BucketSum {
     return top == 0 ? 0 : top == kBeyond ? kBeyondBase : max(top - 1, 1u) + uint32_t(bits);
   }
 
+  __device__ static uint32_t distance(float x, uint32_t base) { return base - max(exponent(x), 1u); }
   // Rounded down.
   __device__ static int64_t units(float x, uint32_t base) {
     const uint32_t own = exponent(x);
     const uint32_t fraction = bit_cast<uint32_t>(x) & 0x7fffff;
     const int sign = bit_cast<int>(x) >> 31;
     const int mantissa = (int((own ? fraction | 0x800000 : fraction) << 7) ^ sign) - sign;
-    const uint32_t shift = min(base - max(own, 1u), 63u);
-    return int64_t(uint64_t(uint32_t(mantissa)) << 32) >> shift;
+    return int64_t(uint64_t(uint32_t(mantissa)) << 32) >> min(distance(x, base), 63u);
+  }
+  // Whether it has a place and nothing is rounded: the mantissa stands 39 bits above the lowest.
+  __device__ static bool is_plain(float x, uint32_t base, int bits) {
+    return x == 0 || distance(x, base) - uint32_t(bits) <= uint32_t(39 - bits);
+  }
+  // What is below a unit, too, in 2^(bits - 32) of it. Whether that is rounded is returned.
+  __device__ static bool split(float x, uint32_t base, int bits, int64_t &units, uint32_t &rest) {
+    const double scaled = double(x) * power(189 - int(base) + 32 - bits);
+    const double whole = floor(scaled);
+    const double above = floor(whole * power(bits - 32));
+    units = int64_t(above);
+    rest = uint32_t(whole - above * power(32 - bits));
+    return whole != scaled;
+  }
+  // How large a segment's largest row must be for that.
+  __device__ static uint32_t least_top(uint32_t base, int bits, int64_t rows) {
+    return uint32_t(max(int(base) + bits - 32 - (63 - __clzll(rows)), 2));
   }
   __device__ static double value(int64_t units, uint32_t base) {
     if (base == kBeyondBase) {
@@ -220,15 +243,66 @@ struct BucketSum {
       return units & kInfinity ? INFINITY : -INFINITY;
     }
     // Exact but for the one rounding of the integer.
-    return double(units) * bit_cast<double>(uint64_t(int(base) - 189 + 1023) << 52);
+    return double(units) * power(int(base) - 189);
   }
+  __device__ static double power(int exponent) { return bit_cast<double>(uint64_t(exponent + 1023) << 52); }
   __device__ static uint32_t flag(float x) { return x != x ? kNan : x > 0 ? kInfinity : kMinusInfinity; }
 };
+
+// The largest finite exponent of some rows of the piece, the same in every run, and some more. Or none, where they
+// differ by so much that most segments would be added twice.
+template <class Element>
+__device__ __forceinline__ uint32_t sample_exponents(const SegmentBuckets &buckets, const BucketPiece &piece) {
+  constexpr uint32_t kMore = 2;
+  constexpr uint32_t kFarApart = 44;
+  constexpr int kLanes = 4;
+  __shared__ uint32_t largest;
+  __shared__ uint32_t smallest;
+  if (threadIdx.x == 0) {
+    largest = 0;
+    smallest = BucketSum::kMostExponent;
+  }
+  __syncthreads();
+  uint32_t most = 0;
+  uint32_t least = BucketSum::kMostExponent;
+  const int64_t tile = piece.piece + int64_t(piece.pieces) * (int(threadIdx.x) / kLanes);
+  if (tile < buckets.tiles) {
+    const uint16_t *bounds = buckets.bounds + int64_t(piece.bucket) * buckets.tiles + tile;
+    const auto *elements = static_cast<const Records<Element> *>(buckets.elements) + tile * buckets.stride;
+    const int end = bounds[buckets.tiles];
+    for (int q = bounds[0] + (int(threadIdx.x) & (kLanes - 1)); q < end; q += kLanes) {
+      const Records<Element> element = elements[q];
+#pragma unroll
+      for (int r = 0; r < kRecords; ++r) {
+        const float x = float(element.value[r]);
+        const uint32_t exponent = BucketSum::exponent(x);
+        if (exponent < BucketSum::kMostExponent && x != 0) {
+          most = max(most, exponent);
+          least = min(least, exponent);
+        }
+      }
+    }
+  }
+  most = __reduce_max_sync(~0u, most);
+  least = __reduce_min_sync(~0u, least);
+  if ((threadIdx.x & 31) == 0) {
+    atomicMax(&largest, most);
+    atomicMin(&smallest, least);
+  }
+  __syncthreads();
+  const bool near = largest <= smallest + kFarApart;
+  return near ? min(largest + kMore, BucketSum::kMostExponent - 1) : BucketSum::kMostExponent;
+}
 
 template <class Op>
 __global__ __launch_bounds__(kBucketThreads, 1) void bucket_sums(const __grid_constant__ SegmentBucketCall<Op> call) {
   using Element = typename Op::Element;
   extern __shared__ __align__(16) uint64_t segment_memory[];
+  // A segment that is to be added once more, at least if its largest row isn't large.
+  constexpr uint32_t kPerhaps = 1;
+  constexpr uint32_t kSurely = uint32_t(1) << 31;
+  __shared__ bool again;
+  __shared__ bool indeed;
   const SegmentBuckets &buckets = call.buckets;
   const int count = 1 << buckets.cell_bits;
   const int copies = 1 << buckets.copy_bits;
@@ -236,92 +310,131 @@ __global__ __launch_bounds__(kBucketThreads, 1) void bucket_sums(const __grid_co
   const int size = (count + 1) << buckets.copy_bits;
   uint32_t *low = reinterpret_cast<uint32_t *>(segment_memory);
   uint32_t *high = low + size;
-  uint32_t *tops = high + size;
+  uint32_t *below = high + size;
+  uint32_t *tops = below + count + 1;  // 0 where units are the piece's
   uint32_t *lengths = tops + count + 1;
-  const int all = 2 * size + count + 1 + (call.counts ? size : 0);
+  const int all = 2 * (size + count + 1) + (call.counts ? size : 0);
   for (int c = threadIdx.x; c < all; c += kBucketThreads) low[c] = 0;
+  if (threadIdx.x == 0) again = indeed = false;
   const BucketPiece piece = find_bucket_piece(buckets);
   if (piece.bucket < 0) return;
   const int bits = 32 - __clz(int(piece.rows));
+  const int own_copy = int(threadIdx.x) & (copies - 1);
   const auto visit = [&](const auto &take) {
     visit_bucket<Element, uint16_t, 4>(buckets, piece,
                                        [&](const Records<Element> &element, const Records<uint16_t> &place, int64_t) {
                                          float x[kRecords];
-                                         uint32_t known[kRecords];
 #pragma unroll
-                                         for (int r = 0; r < kRecords; ++r) {
-                                           x[r] = float(element.value[r]);
-                                           known[r] = tops[place.value[r]];
-                                         }
-                                         take(x, place, known);
+                                         for (int r = 0; r < kRecords; ++r) x[r] = float(element.value[r]);
+                                         take(x, place);
                                        });
   };
-  visit([&](const float (&x)[kRecords], const Records<uint16_t> &place, const uint32_t (&known)[kRecords]) {
+  const auto cell = [&](uint16_t place) { return (int(place) << buckets.copy_bits) + own_copy; };
+  const auto raise = [&](int at, int64_t units, uint32_t before) {
+    const uint32_t lower = uint32_t(units);
+    atomicAdd(high + at, uint32_t(uint64_t(units) >> 32) + uint32_t(before + lower < lower));
+  };
+  const auto add = [&](int at, int64_t units) { raise(at, units, atomicAdd(low + at, uint32_t(units))); };
+  const auto count_rows = [&](const Records<uint16_t> &place) {
+    if (!call.counts) return;
 #pragma unroll
-    for (int r = 0; r < kRecords; ++r) {
-      const uint32_t top = BucketSum::top(x[r]);
-      if (top > known[r]) atomicMax(tops + place.value[r], top);
-    }
-  });
-  __syncthreads();
-  for (int c = threadIdx.x; c <= count; c += kBucketThreads) tops[c] = BucketSum::base(tops[c], bits);
-  __syncthreads();
-  uint32_t *own_low = low + (int(threadIdx.x) & (copies - 1));
-  visit([&](const float (&x)[kRecords], const Records<uint16_t> &place, const uint32_t (&base)[kRecords]) {
-    uint32_t *at[kRecords];
-    bool beyond = false;
+    for (int r = 0; r < kRecords; ++r) atomicAdd(lengths + cell(place.value[r]), 1u);
+  };
+
+  const uint32_t most = call.once ? sample_exponents<Element>(buckets, piece) : BucketSum::kMostExponent;
+  const bool every = most == BucketSum::kMostExponent;
+  const uint32_t base = BucketSum::base(most + 1, bits);
+  if (!every) {
+    visit([&](const float (&x)[kRecords], const Records<uint16_t> &place) {
+      bool plain = true;
 #pragma unroll
-    for (int r = 0; r < kRecords; ++r) {
-      at[r] = own_low + (int(place.value[r]) << buckets.copy_bits);
-      beyond |= base[r] == BucketSum::kBeyondBase;
-    }
-    const auto raise = [&](int r, int64_t units, uint32_t before) {
-      const uint32_t lower = uint32_t(units);
-      atomicAdd(at[r] + size, uint32_t(uint64_t(units) >> 32) + uint32_t(before + lower < lower));
-    };
-    if (!beyond) {
-      int64_t units[kRecords];
-      uint32_t before[kRecords];
+      for (int r = 0; r < kRecords; ++r) plain &= BucketSum::is_plain(x[r], base, bits);
+      if (plain) {
+        int64_t units[kRecords];
+        uint32_t before[kRecords];
 #pragma unroll
-      for (int r = 0; r < kRecords; ++r) {
-        units[r] = BucketSum::units(x[r], base[r]);
-        before[r] = atomicAdd(at[r], uint32_t(units[r]));
-      }
+        for (int r = 0; r < kRecords; ++r) {
+          units[r] = BucketSum::units(x[r], base);
+          before[r] = atomicAdd(low + cell(place.value[r]), uint32_t(units[r]));
+        }
 #pragma unroll
-      for (int r = 0; r < kRecords; ++r) raise(r, units[r], before[r]);
-    } else {
+        for (int r = 0; r < kRecords; ++r) raise(cell(place.value[r]), units[r], before[r]);
+      } else {
 #pragma unroll
-      for (int r = 0; r < kRecords; ++r) {
-        if (base[r] != BucketSum::kBeyondBase) {
-          const int64_t units = BucketSum::units(x[r], base[r]);
-          raise(r, units, atomicAdd(at[r], uint32_t(units)));
-        } else if (BucketSum::top(x[r]) == BucketSum::kBeyond) {
-          atomicOr(at[r], BucketSum::flag(x[r]));
+        for (int r = 0; r < kRecords; ++r) {
+          if (max(BucketSum::exponent(x[r]), 1u) > base - uint32_t(bits)) {
+            atomicOr(tops + place.value[r], kSurely);
+            again = true;
+            continue;
+          }
+          int64_t units;
+          uint32_t rest;
+          if (BucketSum::split(x[r], base, bits, units, rest)) {
+            atomicOr(tops + place.value[r], kPerhaps);
+            again = true;
+          }
+          add(cell(place.value[r]), units);
+          if (rest != 0) atomicAdd(below + place.value[r], rest);
         }
       }
-    }
-    if (call.counts) {
+      count_rows(place);
+    });
+    __syncthreads();
+  }
+  if (every || again) {
+    visit([&](const float (&x)[kRecords], const Records<uint16_t> &place) {
 #pragma unroll
-      for (int r = 0; r < kRecords; ++r) atomicAdd(at[r] + (lengths - low), 1u);
+      for (int r = 0; r < kRecords; ++r) {
+        const uint32_t known = tops[place.value[r]];
+        const uint32_t top = BucketSum::top(x[r]) | (known & kSurely);
+        if ((every || known != 0) && top > known) atomicMax(tops + place.value[r], top);
+      }
+    });
+    __syncthreads();
+    const uint32_t least = BucketSum::least_top(base, bits, call.rows);
+    for (int c = threadIdx.x; c <= count; c += kBucketThreads) {
+      const uint32_t top = tops[c];
+      const bool twice = every || (top & kSurely) || top < least;
+      tops[c] = twice ? BucketSum::base(top & ~kSurely, bits) : 0;
+      if (tops[c] == 0) continue;
+      indeed = true;
+      for (int k = 0; k < copies; ++k) low[(c << buckets.copy_bits) + k] = high[(c << buckets.copy_bits) + k] = 0;
     }
-  });
-  __syncthreads();
+    __syncthreads();
+    if (indeed) {
+      visit([&](const float (&x)[kRecords], const Records<uint16_t> &place) {
+#pragma unroll
+        for (int r = 0; r < kRecords; ++r) {
+          const uint32_t own = tops[place.value[r]];
+          if (own == 0) continue;
+          if (own != BucketSum::kBeyondBase) {
+            add(cell(place.value[r]), BucketSum::units(x[r], own));
+          } else if (BucketSum::top(x[r]) == BucketSum::kBeyond) {
+            atomicOr(low + cell(place.value[r]), BucketSum::flag(x[r]));
+          }
+        }
+        if (every) count_rows(place);
+      });
+      __syncthreads();
+    }
+  }
   const int64_t first = int64_t(piece.bucket) << buckets.cell_bits;
   const int mine = int(min(int64_t(count), call.segments - first));
   double *partial = reinterpret_cast<double *>(call.partial);
   const auto own = [&](int c, double &sum, uint32_t &length) {
-    const uint32_t base = tops[c];
+    const uint32_t top = tops[c];
     int64_t units = 0;
-    length = 0;
+    length = call.counts ? 0 : call.once || top != 0;
     for (int k = 0; k < copies; ++k) {
       // Neighbours begin at different copies, which are in different banks.
       const int at = (c << buckets.copy_bits) + ((k + c) & (copies - 1));
       const int64_t some = int64_t(uint64_t(high[at]) << 32 | low[at]);
-      units = base == BucketSum::kBeyondBase ? units | some : units + some;
+      units = top == BucketSum::kBeyondBase ? units | some : units + some;
       if (call.counts) length += lengths[at];
     }
-    if (!call.counts) length = base;
-    sum = base == 0 ? 0.0 : BucketSum::value(units, base);
+    sum = top != 0 ? BucketSum::value(units, top)
+          : every  ? 0.0
+                   : BucketSum::value(units, base) + double(below[c]) * BucketSum::power(int(base) - 189 + bits - 32);
   };
   if (piece.pieces > 1) {
     for (int c = threadIdx.x; c < mine; c += kBucketThreads) {
@@ -363,7 +476,7 @@ template <class Op>
 void segment_reduce_buckets(const SegmentProblem &problem, const SegmentView &input, const SegmentIndices &ids,
                             const Op &op, const SegmentSpace &space, Stream stream) {
   segment_fill_buckets(problem, input, ids, Op::kRows, space, stream);
-  SegmentBucketCall<Op> call = {op, space.buckets, problem.segments, space.partial, nullptr};
+  SegmentBucketCall<Op> call = {op, space.buckets, problem.rows, problem.segments, space.partial, nullptr, false};
   const auto run = [&](auto kernel, size_t shared) {
     segment_allow_shared(reinterpret_cast<const void *>(kernel), shared);
     launch(kernel, {space.buckets.units, kBucketThreads, shared}, stream, call);
@@ -372,6 +485,7 @@ void segment_reduce_buckets(const SegmentProblem &problem, const SegmentView &in
     run(bucket_extremes<Op>, segment_bucket_bytes(space.buckets.cell_bits, Op::kRows ? 8 : 4));
   } else {
     if (problem.kind == SegmentKind::mean) call.counts = space.buckets.lengths;
+    call.once = call.counts || bit_cast<typename SegmentBitsOf<sizeof op.empty>::type>(op.empty) == 0;
     run(bucket_sums<Op>, segment_bucket_sum_bytes(problem, space.buckets.cell_bits, space.buckets.copy_bits));
   }
 }

@@ -5,6 +5,16 @@
 namespace baracuda {
 namespace {
 
+constexpr uint32_t kInfinity = 0x7f800000u;
+constexpr uint32_t kNan = 0x7fc00000u;
+
+template <SegmentLanes kLanes>
+SegmentFloatMaxima<kLanes> float_op(const SegmentForward &call, const SegmentView &output, uint32_t infinity,
+                                    uint32_t nan) {
+  return segment_float_maxima<kLanes>(call.problem.kind == SegmentKind::min, infinity, nan, uint32_t(call.empty_bits),
+                                      output);
+}
+
 template <SegmentLanes kLanes>
 void float_maxima(const SegmentForward &call, uint32_t infinity, uint32_t nan, const SegmentSpace &space,
                   Stream stream) {
@@ -19,8 +29,7 @@ void float_maxima(const SegmentForward &call, uint32_t infinity, uint32_t nan, c
     input.row /= 2;
     output.row /= 2;
   }
-  const auto op =
-      segment_float_maxima<kLanes>(problem.kind == SegmentKind::min, infinity, nan, uint32_t(call.empty_bits), output);
+  const auto op = float_op<kLanes>(call, output, infinity, nan);
   segment_reduce<SegmentFloatMaxima<kLanes>, kVector>(problem, input, call.ids, op,
                                                       segment_aligned(op.output, kVector, 4), false, space, stream);
 }
@@ -36,9 +45,12 @@ bool are_pairs(const SegmentForward &call) {
 
 void segment_extremes(const SegmentForward &call, const SegmentSpace &space, Stream stream) {
   const DLDataType dtype = call.problem.dtype;
+  if (space.cells == SegmentCells::runs && dtype == DTypeOf<float>::value)
+    return segment_reduce_runs(call.problem, call.input, call.ids,
+                               float_op<SegmentLanes::float32>(call, call.output, kInfinity, kNan), space, stream);
   if (space.cells == SegmentCells::none) {
     if (dtype == DTypeOf<float>::value)
-      return float_maxima<SegmentLanes::float32>(call, 0x7f800000u, 0x7fc00000u, space, stream);
+      return float_maxima<SegmentLanes::float32>(call, kInfinity, kNan, space, stream);
     if (dtype == DTypeOf<bfloat16>::value && are_pairs(call))
       return float_maxima<SegmentLanes::bfloat16>(call, 0x7f80u, 0x7fc0u, space, stream);
     if (dtype == DTypeOf<float16>::value && are_pairs(call))

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <cub/device/device_radix_sort.cuh>
+#include <limits>
 
 #include "segment/segment.cuh"
 
@@ -8,29 +8,6 @@ namespace {
 
 constexpr int kRowsAtOnce = 4;
 
-// Ids that don't count sort behind all others.
-template <class Bits>
-__global__ __launch_bounds__(kSegmentThreads) void fill_keys(SegmentIndices ids, int64_t rows, int64_t segments,
-                                                             const Bits *payload, int64_t payload_step, uint32_t *keys,
-                                                             uint32_t *values) {
-  const int64_t first = int64_t(blockIdx.x) * kSegmentThreads * kRowsAtOnce + threadIdx.x;
-  int64_t id[kRowsAtOnce];
-  segment_load_ids(ids, first, kSegmentThreads, rows, id);
-  uint32_t value[kRowsAtOnce];
-#pragma unroll
-  for (int r = 0; r < kRowsAtOnce; ++r) {
-    const int64_t row = min(first + r * kSegmentThreads, rows - 1);
-    value[r] = payload ? uint32_t(payload[row * payload_step]) : uint32_t(row);
-  }
-#pragma unroll
-  for (int r = 0; r < kRowsAtOnce; ++r) {
-    const int64_t row = first + r * kSegmentThreads;
-    if (row >= rows) break;
-    keys[row] = uint32_t(uint64_t(id[r]) < uint64_t(segments) ? id[r] : segments);
-    values[row] = value[r];
-  }
-}
-
 // Ids that never fall, with -1 and `segments` for what is outside.
 struct SortedIds {
   const uint32_t *keys;  // NULL: the ids themselves
@@ -38,36 +15,71 @@ struct SortedIds {
   int64_t segments;
 
   __device__ int64_t operator[](int64_t at) const {
-    if (keys) return __ldg(keys + at);
+    if (keys) return keys[at];
     return inside(ids[at]);
   }
   __device__ int64_t inside(int64_t id) const { return id < 0 ? -1 : id > segments ? segments : id; }
   // Of rows that are as many apart as a block has threads; -1 outside.
-  __device__ void load(int64_t first, int64_t rows, int64_t (&id)[kRowsAtOnce]) const {
-    if (keys) {
+  template <class Number>
+  __device__ void load(Number first, Number rows, Number (&id)[kRowsAtOnce]) const {
+    if (keys || rows == 0) {
 #pragma unroll
       for (int r = 0; r < kRowsAtOnce; ++r) {
-        const int64_t row = first + r * kSegmentThreads;
-        id[r] = row >= 0 && row < rows ? int64_t(__ldg(keys + row)) : -1;
+        const Number row = first + r * kSegmentThreads;
+        id[r] = row >= 0 && row < rows ? Number(keys[row]) : -1;
       }
     } else {
-      segment_load_ids(ids, first, kSegmentThreads, rows, id);
+      int64_t given[kRowsAtOnce];
+      segment_load_ids(ids, first, kSegmentThreads, rows, given);
 #pragma unroll
-      for (int r = 0; r < kRowsAtOnce; ++r) id[r] = inside(id[r]);
+      for (int r = 0; r < kRowsAtOnce; ++r) id[r] = Number(inside(given[r]));
     }
   }
 };
 
-// Offsets where ids rise, of as many segments as are passed at once. The others stay as they were.
+// Offsets where ids rise, and bounds of chunks, of as many segments as are passed at once. The others stay as they
+// were.
 constexpr int64_t kMostPassed = 32;
 
-__global__ __launch_bounds__(kSegmentThreads) void forget_offsets(SegmentNumbers offsets, int64_t count) {
-  const int64_t at = int64_t(blockIdx.x) * kSegmentThreads + threadIdx.x;
-  if (at < count) offsets.set(at, -1);
+__global__ __launch_bounds__(kSegmentThreads) void forget_bounds(SegmentBounds bounds) {
+  bounds.forget(int64_t(blockIdx.x) * kSegmentThreads + threadIdx.x, int64_t(gridDim.x) * kSegmentThreads);
 }
 
-__global__ __launch_bounds__(kSegmentThreads) void mark_rises(SortedIds ids, int64_t rows, int64_t segments,
-                                                              SegmentNumbers offsets) {
+// Number: any place.
+template <class Number>
+__global__ __launch_bounds__(kSegmentThreads) void mark_rises(SortedIds ids, SegmentGroups groups,
+                                                              SegmentNumbers offsets, int chunk_bits) {
+  wait_for_earlier_work();
+  let_next_kernel_start();
+  const Number rows = Number(groups.rows);
+  const Number segments = Number(groups.segments);
+  const Number chunks = Number(groups.chunks);
+  const Number first = Number(blockIdx.x) * (kSegmentThreads * kRowsAtOnce) + Number(threadIdx.x);
+  Number id[kRowsAtOnce];
+  Number before[kRowsAtOnce];
+  ids.load<Number>(first, rows, id);
+  ids.load<Number>(first - 1, rows, before);
+#pragma unroll
+  for (int r = 0; r < kRowsAtOnce; ++r) {
+    const Number row = first + r * kSegmentThreads;
+    if (row > rows) break;
+    if (row == rows) id[r] = segments;
+    if (id[r] - before[r] > Number(kMostPassed)) continue;
+    for (Number segment = before[r] + 1; segment <= id[r]; ++segment) offsets.set(segment, row);
+    // Rows and the segments that stand before them take the places up to that of this row.
+    Number chunk = ((before[r] + row) >> chunk_bits) + 1;
+    const Number last = row == rows ? chunks : min((id[r] + row + 1) >> chunk_bits, chunks);
+    for (; chunk <= last; ++chunk) groups.first.set(chunk, min((chunk << chunk_bits) - row, segments));
+  }
+}
+
+// Offsets alone. The block passes together what is passed at once and much, each time less than all segments.
+__global__ __launch_bounds__(kSegmentThreads) void find_rises(SortedIds ids, int64_t rows, SegmentNumbers offsets) {
+  __shared__ int64_t passed[kSegmentThreads * kRowsAtOnce];
+  __shared__ int found;
+  if (threadIdx.x == 0) found = 0;
+  __syncthreads();
+  let_next_kernel_start();
   const int64_t first = int64_t(blockIdx.x) * kSegmentThreads * kRowsAtOnce + threadIdx.x;
   int64_t id[kRowsAtOnce];
   int64_t before[kRowsAtOnce];
@@ -77,9 +89,23 @@ __global__ __launch_bounds__(kSegmentThreads) void mark_rises(SortedIds ids, int
   for (int r = 0; r < kRowsAtOnce; ++r) {
     const int64_t row = first + r * kSegmentThreads;
     if (row > rows) break;
-    if (row == rows) id[r] = segments;
-    if (id[r] - before[r] > kMostPassed) continue;
-    for (int64_t segment = before[r] + 1; segment <= id[r]; ++segment) offsets.set(segment, row);
+    if (row == rows) id[r] = ids.segments;
+    if (id[r] - before[r] > kMostPassed) {
+      passed[atomicAdd(&found, 1)] = row;
+    } else {
+      for (int64_t segment = before[r] + 1; segment <= id[r]; ++segment) offsets.set(segment, row);
+    }
+  }
+  __syncthreads();
+  // Ids that rise again and again, where they must not fall, must not make more of it.
+  int64_t left = ids.segments + 1;
+  for (int p = 0; p < found; ++p) {
+    const int64_t row = passed[p];
+    const int64_t from = row == 0 ? 0 : ids[row - 1] + 1;
+    const int64_t to = row == rows ? ids.segments : ids[row];
+    left -= to + 1 - from;
+    if (left < 0) return;
+    for (int64_t segment = from + threadIdx.x; segment <= to; segment += kSegmentThreads) offsets.set(segment, row);
   }
 }
 
@@ -99,26 +125,29 @@ __device__ int64_t search(int64_t count, const Holds &holds) {
   return low;
 }
 
-// A thread for each offset, where there are none yet, and for each bound of a chunk.
+// A thread for each offset and each bound of a chunk that isn't marked.
 __global__ __launch_bounds__(kSegmentThreads) void find_bounds(SortedIds ids, SegmentGroups groups,
                                                                SegmentNumbers offsets, bool marked) {
+  wait_for_earlier_work();
+  let_next_kernel_start();
   int64_t at = int64_t(blockIdx.x) * kSegmentThreads + threadIdx.x;
-  if (offsets.data) {
-    if (at <= groups.segments) {
-      if (!marked || offsets[at] < 0) offsets.set(at, search(groups.rows, [&](int64_t row) { return ids[row] >= at; }));
-      return;
-    }
-    at -= groups.segments + 1;
+  if (at <= groups.segments) {
+    if (!marked || offsets[at] < 0) offsets.set(at, search(groups.rows, [&](int64_t row) { return ids[row] >= at; }));
+    return;
   }
+  at -= groups.segments + 1;
+  if (at > groups.chunks || (marked && groups.first[at] >= 0)) return;
+  // Of the places before, those that rows don't take are segments.
+  const int64_t place = at * groups.chunk;
+  const int64_t rows = search(groups.rows, [&](int64_t row) { return row + ids[row] + 1 >= place; });
+  groups.first.set(at, min(max(place - rows, int64_t(0)), groups.segments));
+}
+
+__global__ __launch_bounds__(kSegmentThreads) void find_chunks(SegmentGroups groups) {
+  const int64_t at = int64_t(blockIdx.x) * kSegmentThreads + threadIdx.x;
   if (at > groups.chunks) return;
   const int64_t place = at * groups.chunk;
-  if (offsets.data) {
-    // Of the places before, those that rows don't take are segments.
-    const int64_t rows = search(groups.rows, [&](int64_t row) { return row + ids[row] + 1 >= place; });
-    groups.first.set(at, min(max(place - rows, int64_t(0)), groups.segments));
-  } else {
-    groups.first.set(at, search(groups.segments, [&](int64_t j) { return groups.begin(j) + j >= place; }));
-  }
+  groups.first.set(at, search(groups.segments, [&](int64_t j) { return groups.begin(j) + j >= place; }));
 }
 
 __global__ __launch_bounds__(kSegmentThreads) void expand(SegmentGroups groups, SegmentNumbers ids) {
@@ -137,10 +166,13 @@ __global__ __launch_bounds__(kSegmentThreads) void count_ids(SegmentIndices ids,
     for (int64_t s = threadIdx.x; s < segments; s += kSegmentThreads) local[s] = 0;
     __syncthreads();
   }
-  for (int64_t row = int64_t(blockIdx.x) * kSegmentThreads + threadIdx.x; row < rows;
-       row += int64_t(gridDim.x) * kSegmentThreads) {
-    const int64_t id = ids[row];
-    if (uint64_t(id) < uint64_t(segments)) atomicAdd(shared ? local + id : counts + id, 1u);
+  constexpr int64_t kStep = kSegmentThreads * kRowsAtOnce;
+  for (int64_t first = blockIdx.x * kStep + threadIdx.x; first < rows; first += gridDim.x * kStep) {
+    int64_t id[kRowsAtOnce];
+    segment_load_ids(ids, first, kSegmentThreads, rows, id);
+#pragma unroll
+    for (int r = 0; r < kRowsAtOnce; ++r)
+      if (uint64_t(id[r]) < uint64_t(segments)) atomicAdd(shared ? local + id[r] : counts + id[r], 1u);
   }
   if (!shared) return;
   __syncthreads();
@@ -148,35 +180,24 @@ __global__ __launch_bounds__(kSegmentThreads) void count_ids(SegmentIndices ids,
     if (local[s] != 0) atomicAdd(counts + s, local[s]);
 }
 
-template <class Bits>
-void launch_fill_keys(const SegmentProblem &problem, const SegmentIndices &ids, const SegmentView *payload,
-                      const SegmentSpace &space, Stream stream) {
-  launch(fill_keys<Bits>, {ceil_div(problem.rows, kSegmentThreads * kRowsAtOnce), kSegmentThreads}, stream, ids,
-         problem.rows, problem.segments, static_cast<const Bits *>(payload ? payload->data : nullptr),
-         payload ? payload->row : 0, space.keys[0], space.values[0]);
+void launch_forget(const SegmentBounds &bounds, Stream stream) {
+  launch(forget_bounds, {ceil_div(bounds.count, kSegmentThreads), kSegmentThreads}, stream, bounds);
 }
 
-int key_bits(int64_t segments) { return std::bit_width(uint64_t(segments)); }
-
-void sort_pairs(const SegmentProblem &problem, void *temporary, size_t &bytes, cub::DoubleBuffer<uint32_t> &keys,
-                cub::DoubleBuffer<uint32_t> &values, Stream stream) {
-  check_cuda(cub::DeviceRadixSort::SortPairs(temporary, bytes, keys, values, problem.rows, 0,
-                                             key_bits(problem.segments), static_cast<cudaStream_t>(stream)),
-             "radix sort");
-}
-
-// From ids that never fall to offsets, where there are none, and bounds of chunks.
-void launch_bounds(const SortedIds &ids, const SegmentGroups &groups, const SegmentNumbers &offsets, Stream stream) {
+// From ids that never fall to offsets and bounds of chunks.
+void launch_bounds(const SortedIds &ids, const SegmentGroups &groups, const SegmentSpace &space, Stream stream) {
   constexpr int64_t kFewSegments = 4096;
-  const bool marks = offsets.data && groups.segments > kFewSegments;
-  const int64_t count = groups.segments + 1;
+  const bool marks = groups.order || groups.segments > kFewSegments;
+  // Those of a sort are forgotten by its first kernel.
+  if ((marks || space.owned) && !groups.order) launch_forget(space.bounds, stream);
   if (marks) {
-    launch(forget_offsets, {ceil_div(count, kSegmentThreads), kSegmentThreads}, stream, offsets, count);
-    launch(mark_rises, {ceil_div(groups.rows + 1, kSegmentThreads * kRowsAtOnce), kSegmentThreads}, stream, ids,
-           groups.rows, groups.segments, offsets);
+    const bool narrow = groups.rows + groups.segments < int64_t(1) << 30;
+    launch(narrow ? mark_rises<int32_t> : mark_rises<int64_t>,
+           {ceil_div(groups.rows + 1, kSegmentThreads * kRowsAtOnce), kSegmentThreads, 0, true}, stream, ids, groups,
+           space.offsets, std::countr_zero(unsigned(groups.chunk)));
   }
-  const int64_t threads = groups.chunks + 1 + (offsets.data ? count : 0);
-  launch(find_bounds, {ceil_div(threads, kSegmentThreads), kSegmentThreads}, stream, ids, groups, offsets, marks);
+  launch(find_bounds, {ceil_div(groups.segments + 1 + groups.chunks + 1, kSegmentThreads), kSegmentThreads, 0, true},
+         stream, ids, groups, space.offsets, marks);
 }
 
 SegmentIndices as_indices(const SegmentNumbers &numbers) { return {numbers.data, 1, numbers.wide}; }
@@ -187,45 +208,29 @@ SegmentGroups groups_of(const SegmentProblem &problem, const SegmentIndices &off
 
 }  // namespace
 
-size_t segment_sort_bytes(const SegmentProblem &problem) {
-  size_t bytes = 0;
-  cub::DoubleBuffer<uint32_t> none;
-  sort_pairs(problem, nullptr, bytes, none, none, nullptr);
-  return bytes;
-}
-
 SegmentGroups segment_groups(const SegmentProblem &problem, const SegmentIndices &ids, const SegmentView *payload,
                              const SegmentSpace &space, Stream stream) {
-  const bool given = problem.ids == SegmentIds::offsets;
-  SegmentGroups groups = groups_of(problem, given ? ids : as_indices(space.offsets), space);
-  SortedIds sorted = {nullptr, ids, problem.segments};
-  if (problem.ids == SegmentIds::unsorted) {
-    sorted.keys = space.keys[0];
-    if (problem.rows > 0) {
-      if (!payload || problem.dtype.bits == 32) {
-        launch_fill_keys<uint32_t>(problem, ids, payload, space, stream);
-      } else if (problem.dtype.bits == 16) {
-        launch_fill_keys<uint16_t>(problem, ids, payload, space, stream);
-      } else {
-        launch_fill_keys<uint8_t>(problem, ids, payload, space, stream);
-      }
-      cub::DoubleBuffer<uint32_t> keys(space.keys[0], space.keys[1]);
-      cub::DoubleBuffer<uint32_t> values(space.values[0], space.values[1]);
-      size_t bytes = space.sort_bytes;
-      sort_pairs(problem, space.sort, bytes, keys, values, stream);
-      sorted.keys = keys.Current();
-      groups.order = values.Current();
-    }
+  if (problem.ids == SegmentIds::offsets) {
+    const SegmentGroups groups = groups_of(problem, ids, space);
+    launch(find_chunks, {ceil_div(groups.chunks + 1, kSegmentThreads), kSegmentThreads}, stream, groups);
+    return groups;
   }
-  launch_bounds(sorted, groups, given ? SegmentNumbers() : space.offsets, stream);
+  SegmentGroups groups = groups_of(problem, as_indices(space.offsets), space);
+  SortedIds sorted = {nullptr, ids, problem.segments};
+  if (problem.ids == SegmentIds::unsorted && problem.rows > 0) {
+    segment_sort(problem, ids, payload, space, stream);
+    sorted.keys = space.keys[space.sort.last()];
+    groups.order = space.values[space.sort.last()];
+  }
+  launch_bounds(sorted, groups, space, stream);
   return groups;
 }
 
-void segment_offsets(const SegmentProblem &problem, const SegmentIndices &ids, const SegmentSpace &space,
-                     Stream stream) {
-  SegmentGroups groups = groups_of(problem, ids, space);
-  groups.chunks = -1;
-  launch_bounds({nullptr, ids, problem.segments}, groups, space.offsets, stream);
+SegmentIndices segment_offsets(const SegmentProblem &problem, const SegmentIndices &ids, const SegmentSpace &space,
+                               Stream stream) {
+  launch(find_rises, {ceil_div(problem.rows + 1, kSegmentThreads * kRowsAtOnce), kSegmentThreads}, stream,
+         SortedIds{nullptr, ids, problem.segments}, problem.rows, space.offsets);
+  return as_indices(space.offsets);
 }
 
 void segment_expand(const SegmentProblem &problem, const SegmentIndices &offsets, const SegmentSpace &space,
@@ -239,7 +244,8 @@ void segment_count(const SegmentProblem &problem, const SegmentIndices &ids, con
       cudaMemsetAsync(space.counts, 0, size_t(problem.segments) * sizeof(uint32_t), static_cast<cudaStream_t>(stream)),
       "cudaMemsetAsync");
   const bool shared = problem.segments <= kMostShared;
-  const int64_t blocks = std::min<int64_t>(ceil_div(problem.rows, kSegmentThreads * kRowsAtOnce), 132 * 4);
+  const int64_t most = shared ? 132 * 4 : std::numeric_limits<int32_t>::max();
+  const int64_t blocks = std::min(ceil_div(problem.rows, kSegmentThreads * kRowsAtOnce), most);
   launch(count_ids, {blocks, kSegmentThreads, shared ? size_t(problem.segments) * sizeof(uint32_t) : 0}, stream, ids,
          problem.rows, problem.segments, space.counts, shared);
 }

@@ -1,17 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 // Maxima and minima of wide rows, and their gradients, where segments are short: a few lanes have a segment each, or a
 // block has one. For a gradient they go over its rows again, which they still have or which are near, so that neither
-// the rows nor the gradient go by twice. Segments of more rows than a chunk has places are shared out by chunks.
+// the rows nor the gradient go by twice. Those who have a long segment put it on a list of pieces, which are shared
+// out.
 #include "segment/segment_lanes.cuh"
 
 namespace baracuda {
 namespace {
 
-constexpr int kWords = 4;  // of a lane: one load
-constexpr int kHeld = 8;   // rows
-constexpr int kParts = 8;  // of a segment, where they are shared out in a block
+constexpr int kWords = 4;    // of a lane: one load
+constexpr int kHeld = 8;     // rows
+constexpr int kParts = 8;    // of a segment, where they are shared out in a block
+constexpr int kPiece = 256;  // rows
 
 using Pack = SegmentPack<uint32_t, kWords>;
+
+// Whether a segment has more rows than few lanes side by side would have soon done.
+bool shares_blocks(const SegmentProblem &problem) {
+  constexpr int64_t kManyRows = 24;
+  const int64_t words = problem.columns * problem.dtype.bits / 32;
+  return segment_across(words, kWords) >= 8 && problem.rows >= kManyRows * problem.segments;
+}
 
 // Columns and strides count words.
 struct OwnedCall {
@@ -23,8 +32,14 @@ struct OwnedCall {
   int64_t tiles;
   int across;
   int lane_bits;
-  unsigned long long *longest;  // of each chunk's long segment that begins there: a key and, below it, ~row
-  int64_t elements;             // of a row
+  int64_t elements;  // of a row
+  SegmentLongList longs;
+
+  // Long segments begin more rows apart than there are short ones.
+  __device__ unsigned long long *longest(int64_t segment) const {
+    return longs.longest + groups.begin(segment) / (longs.most + 1) * elements;
+  }
+  __device__ int64_t pieces() const { return min(int64_t(*longs.count + 1), longs.pieces_most); }
 };
 
 __device__ __forceinline__ Pack load_words(const SegmentView &view, int64_t row, int64_t column) {
@@ -37,16 +52,34 @@ __device__ __forceinline__ void store_words(const SegmentView &view, int64_t row
          make_uint4(pack.value[0], pack.value[1], pack.value[2], pack.value[3]));
 }
 
+// Puts a long segment on the list, by as many lanes as have columns of it.
+template <SegmentLanes kLanes>
+__device__ __forceinline__ void announce(const OwnedCall &call, int64_t segment, int64_t column, int lane) {
+  constexpr int kEach = kLanes == SegmentLanes::float32 ? 1 : 2;
+  unsigned long long *longest = call.longest(segment) + column * kEach;
+#pragma unroll
+  for (int e = 0; e < kWords * kEach; ++e) longest[e] = 0;
+  // The first tile's.
+  if (column != lane * kWords) return;
+  const int lanes = int(min(call.columns / kWords, int64_t(call.across)));
+  const uint32_t all = (lanes == 32 ? ~0u : (1u << lanes) - 1) << (int(threadIdx.x) & 31 & ~(call.across - 1));
+  const int64_t from = call.groups.begin(segment);
+  const uint32_t pieces = uint32_t((call.groups.end(segment) - from + kPiece - 1) / kPiece);
+  uint32_t first = 0;
+  if (lane == 0) first = atomicAdd(call.longs.count, pieces) + 1;
+  first = __shfl_sync(all, first, int(threadIdx.x) & 31 & ~(call.across - 1));
+  // More than there is room for only where offsets fall.
+  for (uint32_t p = uint32_t(lane); p < pieces && first + p < call.longs.pieces_most; p += uint32_t(lanes))
+    call.longs.pieces[first + p] = {segment, from + int64_t(p) * kPiece};
+}
+
 template <SegmentLanes kLanes, bool kShared, bool kGradient>
 __global__ __launch_bounds__(kSegmentThreads,
                              3) void visit_owned(const __grid_constant__ OwnedCall call,
                                                  const __grid_constant__ SegmentFloatMaxima<kLanes> op) {
   __shared__ Pack maxima[kShared ? kSegmentThreads : 1];
-  if (call.longest) {
-    const int64_t count = call.groups.chunks * call.elements;
-    for (int64_t at = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; at < count; at += int64_t(gridDim.x) * blockDim.x)
-      call.longest[at] = 0;
-  }
+  wait_for_earlier_work();
+  let_next_kernel_start();
   int lane;
   int part = 0;
   int64_t owner;
@@ -65,7 +98,11 @@ __global__ __launch_bounds__(kSegmentThreads,
   if (!kShared && !mine) return;
   int64_t from = call.groups.begin(segment);
   const int64_t end = call.groups.end(segment);
-  if (end - from > call.groups.chunk || (kGradient && end == from)) return;
+  if (end - from > call.longs.most) {
+    if (mine && part == 0) announce<kLanes>(call, segment, column, lane);
+    return;
+  }
+  if (kGradient && end == from) return;
   const int length = int(end - from);
   int count = length;
   if constexpr (kShared) {
@@ -85,7 +122,7 @@ __global__ __launch_bounds__(kSegmentThreads,
   const auto load = [&](int first) {
 #pragma unroll
     for (int r = 0; r < kHeld; ++r)
-      if (first + r < count) row[r] = order ? __ldg(order + from + first + r) : uint32_t(first + r);
+      if (first + r < count) row[r] = order ? order[from + first + r] : uint32_t(first + r);
 #pragma unroll
     for (int r = 0; r < kHeld; ++r)
       if (first + r < count) pack[r] = load_words(call.input, base + row[r], column);
@@ -143,69 +180,61 @@ __global__ __launch_bounds__(kSegmentThreads,
   }
 }
 
-// Rows of one long segment in a chunk.
-struct LongPiece {
-  int64_t segment;
-  int64_t begin;
-  int64_t end;
-  int64_t slot;
-};
-
-// Of at most two: what began before, and what begins here.
-__device__ __forceinline__ bool find_long(const SegmentGroups &groups, int64_t chunk, bool begins, LongPiece &piece) {
-  const int64_t first = groups.first[chunk];
-  piece.segment = (begins ? groups.first[chunk + 1] : first) - 1;
-  if (piece.segment < 0 || (begins && piece.segment < first)) return false;
-  const int64_t from = groups.begin(piece.segment);
-  const int64_t to = groups.end(piece.segment);
-  const int64_t place = chunk * groups.chunk - piece.segment - 1;
-  piece.begin = max(from, place);
-  piece.end = min(to, place + groups.chunk);
-  piece.slot = (from + piece.segment) / groups.chunk;
-  return to - from > groups.chunk;
-}
-
+// The largest of each long segment's columns so far, by those who have its pieces.
 template <class Bits>
 __global__ __launch_bounds__(kSegmentThreads) void find_longest(const __grid_constant__ OwnedCall call,
                                                                 SegmentOrder<Bits> order) {
   constexpr int kVector = 16 / sizeof(Bits);
   using Elements = SegmentPack<Bits, kVector>;
+  using State = typename SegmentArgMax<Bits, uint32_t>::State;
   constexpr int kAtOnce = 4;
+  __shared__ unsigned long long found[kSegmentThreads * kVector];
+  wait_for_earlier_work();
+  let_next_kernel_start();
   const int lane = int(threadIdx.x) & (call.across - 1);
   const int part = int(threadIdx.x) >> call.lane_bits;
   const int parts = kSegmentThreads >> call.lane_bits;
+  const int width = call.across * kVector;
   const SegmentArgMax<Bits, uint32_t> op = {order};
-  for (const bool begins : {false, true}) {
-    LongPiece piece;
-    if (!find_long(call.groups, blockIdx.x, begins, piece)) continue;
-    for (int64_t column = lane * kWords; column < call.columns; column += call.across * kWords) {
-      typename SegmentArgMax<Bits, uint32_t>::State state[kVector];
+  const int64_t pieces = call.pieces();
+  for (int64_t p = blockIdx.x; p < pieces; p += gridDim.x) {
+    const SegmentLongPiece piece = call.longs.pieces[p];
+    const int64_t end = min(piece.begin + kPiece, call.groups.end(piece.segment));
+    for (int64_t tile = 0; tile < call.elements; tile += width) {
+      const int64_t column = tile / kVector * kWords + lane * kWords;
+      State state[kVector];
 #pragma unroll
       for (int v = 0; v < kVector; ++v) state[v] = op.identity();
-      for (int64_t at = piece.begin + part; at < piece.end; at += kAtOnce * parts) {
+      for (int64_t at = piece.begin + part; column < call.columns && at < end; at += kAtOnce * parts) {
         uint32_t row[kAtOnce];
         Pack pack[kAtOnce];
 #pragma unroll
         for (int r = 0; r < kAtOnce; ++r) {
           const int64_t place = at + r * parts;
-          if (place < piece.end) row[r] = call.groups.order ? __ldg(call.groups.order + place) : uint32_t(place);
+          if (place < end) row[r] = call.groups.order ? call.groups.order[place] : uint32_t(place);
         }
 #pragma unroll
         for (int r = 0; r < kAtOnce; ++r)
-          if (at + r * parts < piece.end) pack[r] = load_words(call.input, row[r], column);
+          if (at + r * parts < end) pack[r] = load_words(call.input, row[r], column);
 #pragma unroll
         for (int r = 0; r < kAtOnce; ++r) {
-          if (at + r * parts >= piece.end) break;
+          if (at + r * parts >= end) break;
           const Elements elements = bit_cast<Elements>(pack[r]);
 #pragma unroll
           for (int v = 0; v < kVector; ++v) op.add(state[v], elements.value[v], row[r]);
         }
       }
-      unsigned long long *to = call.longest + piece.slot * call.elements + column * (kVector / kWords);
 #pragma unroll
       for (int v = 0; v < kVector; ++v)
-        if (state[v].row != op.kNone)
-          atomicMax(to + v, static_cast<unsigned long long>(state[v].key) << 32 | uint32_t(~state[v].row));
+        found[part * width + lane * kVector + v] =
+            static_cast<unsigned long long>(state[v].key) << 32 | uint32_t(~state[v].row);
+      __syncthreads();
+      if (int(threadIdx.x) < width && tile + threadIdx.x < call.elements) {
+        unsigned long long most = 0;
+        for (int other = 0; other < parts; ++other) most = max(most, found[other * width + threadIdx.x]);
+        atomicMax(call.longest(piece.segment) + tile + threadIdx.x, most);
+      }
+      __syncthreads();
     }
   }
 }
@@ -215,31 +244,31 @@ template <class Bits>
 __global__ __launch_bounds__(kSegmentThreads) void spread_long(const __grid_constant__ OwnedCall call) {
   constexpr int kVector = 16 / sizeof(Bits);
   using Elements = SegmentPack<Bits, kVector>;
+  wait_for_earlier_work();
   const SegmentGroups &groups = call.groups;
   const int lane = int(threadIdx.x) & (call.across - 1);
   const int part = int(threadIdx.x) >> call.lane_bits;
   const int parts = kSegmentThreads >> call.lane_bits;
-  const int64_t place = int64_t(blockIdx.x) * groups.chunk;
-  const auto row_at = [&](int64_t at) { return groups.order ? int64_t(__ldg(groups.order + at)) : at; };
+  const auto row_at = [&](int64_t at) { return groups.order ? int64_t(groups.order[at]) : at; };
   const auto forget = [&](int64_t from, int64_t to) {
-    for (int64_t at = from + part; at < to; at += parts)
+    for (int64_t at = from + blockIdx.x * int64_t(parts) + part; at < to; at += int64_t(gridDim.x) * parts)
       for (int64_t column = lane * kWords; column < call.columns; column += call.across * kWords)
         store_words(call.d_input, row_at(at), column, {});
   };
-  forget(place, min(place + groups.chunk, groups.begin(0)));
-  const int64_t behind = place - groups.segments;
-  forget(max(behind, groups.clamped(groups.segments)), min(behind + groups.chunk, groups.rows));
-  if (!call.longest) return;
-  for (const bool begins : {false, true}) {
-    LongPiece piece;
-    if (!find_long(groups, blockIdx.x, begins, piece)) continue;
+  forget(0, groups.begin(0));
+  forget(groups.clamped(groups.segments), groups.rows);
+  if (!call.longs.pieces) return;
+  const int64_t pieces = call.pieces();
+  for (int64_t p = blockIdx.x; p < pieces; p += gridDim.x) {
+    const SegmentLongPiece piece = call.longs.pieces[p];
+    const int64_t end = min(piece.begin + kPiece, groups.end(piece.segment));
     for (int64_t column = lane * kWords; column < call.columns; column += call.across * kWords) {
       const Elements dy = bit_cast<Elements>(load_words(call.d_output, piece.segment, column));
-      const unsigned long long *from = call.longest + piece.slot * call.elements + column * (kVector / kWords);
+      const unsigned long long *from = call.longest(piece.segment) + column * (kVector / kWords);
       uint32_t taker[kVector];
 #pragma unroll
       for (int v = 0; v < kVector; ++v) taker[v] = ~uint32_t(from[v]);
-      for (int64_t at = piece.begin + part; at < piece.end; at += parts) {
+      for (int64_t at = piece.begin + part; at < end; at += parts) {
         const int64_t row = row_at(at);
         Elements result;
 #pragma unroll
@@ -253,14 +282,18 @@ __global__ __launch_bounds__(kSegmentThreads) void spread_long(const __grid_cons
 template <class Bits>
 __global__ __launch_bounds__(kSegmentThreads) void store_long(const __grid_constant__ OwnedCall call,
                                                               SegmentOrder<Bits> order, SegmentView output) {
-  LongPiece piece;
-  if (!find_long(call.groups, blockIdx.x, true, piece)) return;
-  const unsigned long long *from = call.longest + piece.slot * call.elements;
-  for (int64_t column = threadIdx.x; column < call.elements; column += kSegmentThreads)
-    output.at<Bits>(piece.segment, column) = order.bits(uint32_t(from[column] >> 32));
+  wait_for_earlier_work();
+  const int64_t pieces = call.pieces();
+  for (int64_t p = blockIdx.x; p < pieces; p += gridDim.x) {
+    const SegmentLongPiece piece = call.longs.pieces[p];
+    if (piece.begin != call.groups.begin(piece.segment)) continue;
+    const unsigned long long *from = call.longest(piece.segment);
+    for (int64_t column = threadIdx.x; column < call.elements; column += kSegmentThreads)
+      output.at<Bits>(piece.segment, column) = order.bits(uint32_t(from[column] >> 32));
+  }
 }
 
-// Of a forward, `d_output` and `d_input` are without data.
+// Of a forward, which there is of 16-bit floats, `d_output` and `d_input` are without data.
 template <SegmentLanes kLanes, class Bits>
 void visit(const SegmentBackward &call, const SegmentView &output, uint64_t empty_bits, uint32_t infinity, uint32_t nan,
            const SegmentSpace &space, Stream stream) {
@@ -271,7 +304,9 @@ void visit(const SegmentBackward &call, const SegmentView &output, uint64_t empt
   const bool gradient = call.d_input.data != nullptr;
   const auto op = segment_float_maxima<kLanes>(minimum, infinity, nan, uint32_t(empty_bits), words(output));
   OwnedCall own = {};
-  own.groups = segment_groups(problem, call.ids, nullptr, space, stream);
+  SegmentSpace bare = space;
+  bare.chunks.count = -1;
+  own.groups = segment_groups(problem, call.ids, nullptr, bare, stream);
   own.input = words(call.input);
   own.d_output = words(call.d_output);
   own.d_input = words(call.d_input);
@@ -280,24 +315,24 @@ void visit(const SegmentBackward &call, const SegmentView &output, uint64_t empt
   own.lane_bits = std::countr_zero(unsigned(own.across));
   own.tiles = ceil_div(own.columns, int64_t(own.across) * kWords);
   own.elements = problem.columns;
-  if (problem.rows > space.chunks.chunk) own.longest = reinterpret_cast<unsigned long long *>(space.partial);
-  // Rows of a segment that a few lanes side by side would take too long for.
-  constexpr int64_t kManyRows = 24;
+  own.longs = space.longs;
   const int64_t owners = problem.segments * own.tiles;
-  if (own.across >= 8 && problem.rows >= kManyRows * problem.segments) {
-    launch(gradient ? visit_owned<kLanes, true, true> : visit_owned<kLanes, true, false>, {owners, kParts * own.across},
-           stream, own, op);
-  } else {
-    launch(gradient ? visit_owned<kLanes, false, true> : visit_owned<kLanes, false, false>,
-           {ceil_div(owners * own.across, kSegmentThreads), kSegmentThreads}, stream, own, op);
+  const bool shared = shares_blocks(problem);
+  const Grid grid = shared ? Grid{owners, kParts * own.across, 0, true}
+                           : Grid{ceil_div(owners * own.across, kSegmentThreads), kSegmentThreads, 0, true};
+  if (gradient) {
+    launch(shared ? visit_owned<kLanes, true, true> : visit_owned<kLanes, false, true>, grid, stream, own, op);
+  } else if constexpr (kLanes != SegmentLanes::float32) {
+    launch(shared ? visit_owned<kLanes, true, false> : visit_owned<kLanes, false, false>, grid, stream, own, op);
   }
   const auto order = segment_order<Bits>(problem.dtype, minimum);
-  const Grid chunks = {space.chunks.count, kSegmentThreads};
-  if (own.longest) launch(find_longest<Bits>, chunks, stream, own, order);
+  constexpr int64_t kMostBlocks = 132 * 8;
+  const Grid pieces = {std::clamp<int64_t>(own.longs.pieces_most, 132, kMostBlocks), kSegmentThreads, 0, true};
+  if (own.longs.pieces) launch(find_longest<Bits>, pieces, stream, own, order);
   if (gradient) {
-    launch(spread_long<Bits>, chunks, stream, own);
-  } else if (own.longest) {
-    launch(store_long<Bits>, chunks, stream, own, order, output);
+    launch(spread_long<Bits>, pieces, stream, own);
+  } else if constexpr (kLanes != SegmentLanes::float32) {
+    if (own.longs.pieces) launch(store_long<Bits>, pieces, stream, own, order, output);
   }
 }
 
@@ -326,6 +361,15 @@ bool segment_has_owners(const SegmentProblem &problem) {
   const DLDataType dtype = problem.dtype;
   return problem.extreme() && problem.segments > 0 && segment_vector(problem) > 1 &&
          (dtype == DTypeOf<float>::value || dtype == DTypeOf<bfloat16>::value || dtype == DTypeOf<float16>::value);
+}
+
+void segment_take_longs(Workspace &workspace, const SegmentProblem &problem, SegmentLongList &longs) {
+  longs.most = shares_blocks(problem) ? 512 : 128;
+  if (problem.rows <= longs.most) return;
+  const int64_t segments = problem.rows / (longs.most + 1);
+  longs.pieces_most = segments + problem.rows / kPiece;
+  longs.pieces = workspace.take<SegmentLongPiece>(longs.pieces_most);
+  longs.longest = workspace.take<unsigned long long>((segments + 1) * problem.columns);
 }
 
 bool segment_reduce_owned(const SegmentForward &call, const SegmentSpace &space, Stream stream) {

@@ -9,8 +9,10 @@ namespace baracuda {
 
 constexpr int kRunThreads = 256;
 constexpr int kRunWarps = kRunThreads / 32;
-constexpr int kRunStep = 128;  // rows that a warp takes at once
-constexpr int kRunSteps = 4;   // how many of these are under way
+constexpr int kRunEach = 16;             // rows of a lane, one behind the other
+constexpr int kRunStep = 32 * kRunEach;  // rows that a warp takes at once
+constexpr int kRunStages = 2;            // how many of these are in shared memory, or on their way
+constexpr int kRunBlocks = 2;            // of a multiprocessor at once
 constexpr uint32_t kRunDropped = ~uint32_t(0);
 constexpr uint32_t kRunNone = ~uint32_t(0) - 1;
 
@@ -36,7 +38,7 @@ struct SegmentRunCall {
   int64_t segments;
   int64_t chunks;
   int32_t chunk;
-  bool paired;                  // four rows can be loaded at once
+  bool whole;                   // 16 bytes can be loaded at once
   typename Op::State *partial;  // of a chunk, what belongs to a segment of the chunk before, and to one of that after
   uint32_t *lengths;
   SegmentRunEnd *ends;
@@ -73,6 +75,16 @@ __device__ __forceinline__ SegmentPack<Element, 4> load_four(const Element *from
   return bit_cast<Elements>(word);
 }
 
+__device__ __forceinline__ void copy_16_bytes(void *to, const void *from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(uint32_t(__cvta_generic_to_shared(to))), "l"(from)
+               : "memory");
+}
+__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int kPending>
+__device__ __forceinline__ void wait_for_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
 // What another block of this launch wrote.
 template <class State>
 __device__ __forceinline__ State load_fresh(const State *from) {
@@ -87,18 +99,68 @@ __device__ __forceinline__ State load_fresh(const State *from) {
 
 template <class Op>
 __global__ __launch_bounds__(kRunThreads) void fill_empty(const __grid_constant__ SegmentRunCall<Op> call) {
+  let_next_kernel_start();
   const int64_t segment = int64_t(blockIdx.x) * kRunThreads + threadIdx.x;
   const typename Op::State none[1] = {call.op.identity()};
   if (segment < call.segments) call.op.template store<1>(segment, 0, 0, none);
 }
 
+// Where the `part`th 16 bytes of a lane are, which has kParts of them: so that neither lanes that write neighbouring
+// parts nor lanes that read each its own meet in a bank.
+template <int kParts>
+__device__ __forceinline__ int run_place(int lane, int part) {
+  constexpr int kLanes = 8 / kParts;  // in 128 bytes
+  const int line = lane / kLanes;
+  return line * 8 + (((lane % kLanes) * kParts + part) ^ (line % kParts));
+}
+
+// What a lane has of a step, in shared memory.
+template <class T>
+struct SegmentRunPart {
+  static constexpr int kBytes = kRunEach * int(sizeof(T));
+  static constexpr int kParts = kBytes / 16;
+  static constexpr int kInPart = 16 / int(sizeof(T));
+  using Part = SegmentPack<T, kInPart>;
+
+  // All rows of a step, by all lanes.
+  __device__ static void copy(const T *from, std::byte *to) {
+    const int lane = int(threadIdx.x) & 31;
+#pragma unroll
+    for (int p = 0; p < kParts; ++p) {
+      const int at = p * 32 + lane;
+      copy_16_bytes(to + 16 * run_place<kParts>(at / kParts, at % kParts), from + at * kInPart);
+    }
+  }
+  // One row of a step.
+  __device__ static T &at(std::byte *memory, int row) {
+    const int lane = row / kRunEach;
+    const int within = row % kRunEach;
+    return reinterpret_cast<Part *>(memory)[run_place<kParts>(lane, within / kInPart)].value[within % kInPart];
+  }
+  // Of the lane's own rows.
+  __device__ static Part load(const std::byte *memory, int part) {
+    using Word = SegmentPack<uint64_t, 2>;
+    const Word word = reinterpret_cast<const Word *>(memory)[run_place<kParts>(int(threadIdx.x) & 31, part)];
+    return bit_cast<Part>(word);
+  }
+};
+
 template <class Op, class Id>
-__global__ __launch_bounds__(kRunThreads, 4) void reduce_runs(const __grid_constant__ SegmentRunCall<Op> call) {
+constexpr size_t kRunBytes = size_t(kRunStages) * kRunStep * (sizeof(Id) + sizeof(typename Op::Element));
+
+template <class Op, class Id>
+__global__ __launch_bounds__(kRunThreads,
+                             kRunBlocks) void reduce_runs(const __grid_constant__ SegmentRunCall<Op> call) {
   using Element = typename Op::Element;
   using State = typename Op::State;
+  using Ids = SegmentRunPart<Id>;
+  using Elements = SegmentRunPart<Element>;
+  extern __shared__ __align__(128) std::byte run_memory[];
   const int lane = int(threadIdx.x) & 31;
   const uint32_t below = (1u << lane) - 1;
   const int64_t chunk = int64_t(blockIdx.x) * kRunWarps + int(threadIdx.x) / 32;
+  wait_for_earlier_work();
+  let_next_kernel_start();
   if (chunk >= call.chunks) return;
   const int64_t begin = chunk * call.chunk;
   const int64_t end = min(begin + call.chunk, call.rows);
@@ -108,139 +170,147 @@ __global__ __launch_bounds__(kRunThreads, 4) void reduce_runs(const __grid_const
     return uint64_t(int64_t(id)) < uint64_t(call.segments) ? uint32_t(id) : kRunDropped;
   };
   const auto segment_at = [&](int64_t row) { return segment_of(ids[row * call.ids.stride]); };
+  std::byte *memory = run_memory + (int(threadIdx.x) / 32) * kRunBytes<Op, Id>;
+  const auto ids_of = [&](int stage) { return memory + stage * kRunStep * int(sizeof(Id)); };
+  const auto elements_of = [&](int stage) {
+    return memory + kRunStep * (kRunStages * int(sizeof(Id)) + stage * int(sizeof(Element)));
+  };
+  const auto fetch = [&](int64_t at, int stage) {
+    if (call.whole && at + kRunStep <= end) {
+      Ids::copy(ids + at, ids_of(stage));
+      Elements::copy(input + at, elements_of(stage));
+    } else if (at < end) {
+      for (int r = lane; r < kRunStep; r += 32) {
+        const int64_t row = at + r;
+        // Behind the last row come some that no segment has.
+        Ids::at(ids_of(stage), r) = row < end ? ids[row * call.ids.stride] : Id(-1);
+        Elements::at(elements_of(stage), r) = input[min(row, end - 1) * call.input.row];
+      }
+    }
+    commit_copies();
+  };
 
   State carry = call.op.identity();
   uint32_t carried = 0;
   uint32_t last = begin > 0 ? segment_at(begin - 1) : kRunNone;
   bool opened = false;  // whether a segment has begun in the chunk
-  const auto finish = [&](uint32_t segment, const State &state, uint32_t length, bool open) {
-    if (open) {
+  const auto finish = [&](uint32_t segment, const State &state, uint32_t length) {
+    const State whole[1] = {state};
+    if (segment < kRunNone) call.op.template store<1>(segment, 0, length, whole);
+  };
+  const auto finish_first = [&](uint32_t segment, const State &state, uint32_t length) {
+    if (opened) {
+      if (length > 0) finish(segment, state, length);
+    } else {
+      // A chunk that nothing goes on in says so, too: join_runs reads ahead.
       call.partial[2 * chunk] = state;
       call.lengths[2 * chunk] = length;
-    } else if (segment < kRunNone) {
-      const State whole[1] = {state};
-      call.op.template store<1>(segment, 0, length, whole);
     }
   };
-  for (int64_t at = begin; at < end; at += kRunSteps * kRunStep) {
-    uint32_t segments[kRunSteps][4];
-    Element element[kRunSteps][4];
-    if (call.paired && at + kRunSteps * kRunStep <= end) {
-      using Ids = SegmentPack<Id, 16 / sizeof(Id)>;
-      Ids given[kRunSteps][4 * sizeof(Id) / 16];
+  for (int s = 0; s < kRunStages - 1; ++s) fetch(begin + s * kRunStep, s);
+  int stage = 0;
+  for (int64_t at = begin; at < end; at += kRunStep) {
+    fetch(at + (kRunStages - 1) * kRunStep, (stage + kRunStages - 1) % kRunStages);
+    wait_for_copies<kRunStages - 1>();
+    __syncwarp();
+    // The lane's rows, whose first segment may have begun before, and last may go on.
+    const uint32_t before = lane == 0 ? last : segment_of(Ids::at(ids_of(stage), lane * kRunEach - 1));
+    uint32_t segment = before;
+    State run = call.op.identity();
+    State lead = run;
+    uint32_t length = 0;
+    uint32_t led = 0;
+    bool headed = false;
 #pragma unroll
-      for (int s = 0; s < kRunSteps; ++s) {
-        const int64_t row = at + s * kRunStep + lane * 4;
+    for (int part = 0; part < kRunEach / 4; ++part) {
+      uint32_t segments[4];
+      Element element[4];
 #pragma unroll
-        for (int i = 0; i < int(4 * sizeof(Id) / 16); ++i) given[s][i] = reinterpret_cast<const Ids *>(ids + row)[i];
-        const SegmentPack<Element, 4> some = load_four(input + row);
+      for (int k = 0; k < 4; k += Ids::kInPart) {
+        const auto some = Ids::load(ids_of(stage), (part * 4 + k) / Ids::kInPart);
 #pragma unroll
-        for (int k = 0; k < 4; ++k) element[s][k] = some.value[k];
+        for (int i = 0; i < Ids::kInPart; ++i) segments[k + i] = segment_of(some.value[i]);
       }
+      const auto some = Elements::load(elements_of(stage), part * 4 / Elements::kInPart);
 #pragma unroll
-      for (int s = 0; s < kRunSteps; ++s) {
+      for (int k = 0; k < 4; ++k) element[k] = some.value[part * 4 % Elements::kInPart + k];
 #pragma unroll
-        for (int k = 0; k < 4; ++k) {
-          constexpr int kEach = 16 / sizeof(Id);
-          segments[s][k] = segment_of(given[s][k / kEach].value[k % kEach]);
+      for (int k = 0; k < 4; ++k) {
+        if (segments[k] != segment) {
+          if (headed) {
+            finish(segment, run, length);
+          } else {
+            lead = run;
+            led = length;
+            headed = true;
+          }
+          segment = segments[k];
+          run = call.op.identity();
+          length = 0;
         }
+        call.op.add(run, element[k], typename Op::Row(at + lane * kRunEach + part * 4 + k));
+        ++length;
       }
+    }
+    // What comes in from the lanes before.
+    const uint32_t heads = __ballot_sync(~0u, headed);
+    const uint32_t up_to = heads & (below | 1u << lane);
+    const int start = up_to ? 31 - __clz(int(up_to)) : 0;
+    State tail = run;
+    uint32_t count = length;
+#pragma unroll
+    for (int apart = 1; apart < 32; apart *= 2) {
+      State other = segment_move(tail, [&](uint32_t word) { return __shfl_up_sync(~0u, word, apart); });
+      const uint32_t more = __shfl_up_sync(~0u, count, apart);
+      if (lane - apart >= start) {
+        call.op.join(other, tail);
+        tail = other;
+        count += more;
+      }
+    }
+    State in = segment_move(tail, [&](uint32_t word) { return __shfl_up_sync(~0u, word, 1); });
+    uint32_t more = __shfl_up_sync(~0u, count, 1);
+    if (lane == 0) {
+      in = carry;
+      more = carried;
+    } else if ((heads & below) == 0) {
+      State whole = carry;
+      call.op.join(whole, in);
+      in = whole;
+      more += carried;
+    }
+    State whole = in;
+    if (headed) {
+      call.op.join(whole, lead);
+      if ((heads & below) == 0) {
+        finish_first(before, whole, more + led);
+      } else {
+        finish(before, whole, more + led);
+      }
+      whole = run;
+      more = 0;
     } else {
-#pragma unroll
-      for (int s = 0; s < kRunSteps; ++s) {
-#pragma unroll
-        for (int k = 0; k < 4; ++k) {
-          const int64_t row = at + s * kRunStep + lane * 4 + k;
-          const bool there = row < end;
-          segments[s][k] = there ? segment_at(row) : kRunNone;
-          element[s][k] = input[min(row, end - 1) * call.input.row];
-        }
-      }
+      call.op.join(whole, run);
     }
-#pragma unroll
-    for (int s = 0; s < kRunSteps; ++s) {
-      const int64_t row = at + s * kRunStep + lane * 4;
-      const uint32_t (&segment)[4] = segments[s];
-      State own[4];
-#pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        own[k] = call.op.identity();
-        call.op.add(own[k], element[s][k], typename Op::Row(row + k));
-      }
-      uint32_t before = __shfl_up_sync(~0u, segment[3], 1);
-      if (lane == 0) before = last;
-      const bool head[4] = {segment[0] != before, segment[1] != segment[0], segment[2] != segment[1],
-                            segment[3] != segment[2]};
-      // What a lane leaves open.
-      State tail = own[0];
-      uint32_t length = 1;
-#pragma unroll
-      for (int k = 1; k < 4; ++k) {
-        if (head[k]) {
-          tail = own[k];
-          length = 1;
-        } else {
-          call.op.join(tail, own[k]);
-          ++length;
-        }
-      }
-      const uint32_t heads = __ballot_sync(~0u, head[0] || head[1] || head[2] || head[3]);
-      const uint32_t up_to = heads & (below | 1u << lane);
-      const int start = up_to ? 31 - __clz(int(up_to)) : 0;
-#pragma unroll
-      for (int apart = 1; apart < 32; apart *= 2) {
-        State other = segment_move(tail, [&](uint32_t word) { return __shfl_up_sync(~0u, word, apart); });
-        const uint32_t more = __shfl_up_sync(~0u, length, apart);
-        if (lane - apart >= start) {
-          call.op.join(other, tail);
-          tail = other;
-          length += more;
-        }
-      }
-      State run = segment_move(tail, [&](uint32_t word) { return __shfl_up_sync(~0u, word, 1); });
-      uint32_t count = __shfl_up_sync(~0u, length, 1);
-      const bool first = (heads & below) == 0;
-      if (lane == 0) {
-        run = carry;
-        count = carried;
-      } else if (first) {
-        State whole = carry;
-        call.op.join(whole, run);
-        run = whole;
-        count += carried;
-      }
-      bool open = first && !opened;
-#pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        if (head[k]) {
-          // A chunk that nothing goes on in says so, too: join_runs reads ahead.
-          if (count > 0 || open) finish(k == 0 ? before : segment[k - 1], run, count, open);
-          open = false;
-          run = own[k];
-          count = 1;
-        } else {
-          call.op.join(run, own[k]);
-          ++count;
-        }
-      }
-      carry = segment_move(run, [&](uint32_t word) { return __shfl_sync(~0u, word, 31); });
-      carried = __shfl_sync(~0u, count, 31);
-      last = __shfl_sync(~0u, segment[3], 31);
-      opened |= heads != 0;
-    }
+    carry = segment_move(whole, [&](uint32_t word) { return __shfl_sync(~0u, word, 31); });
+    carried = __shfl_sync(~0u, more + length, 31);
+    last = __shfl_sync(~0u, segment, 31);
+    opened |= heads != 0;
+    stage = (stage + 1) % kRunStages;
+    __syncwarp();
   }
   if (lane != 0) return;
-  const bool goes_on = last != kRunNone && end < call.rows && segment_at(end) == last;
+  const bool goes_on = end < call.rows && segment_at(end) == last;
   SegmentRunEnd how = {kRunNone, 0};
   if (!opened) {
     how.passes = goes_on;
-    finish(last, carry, carried, true);
+    finish_first(last, carry, carried);
   } else if (goes_on) {
     how.segment = last;
     call.partial[2 * chunk + 1] = carry;
     call.lengths[2 * chunk + 1] = carried;
   } else {
-    finish(last, carry, carried, false);
+    finish(last, carry, carried);
   }
   call.ends[chunk] = how;
 }
@@ -252,6 +322,7 @@ __global__ __launch_bounds__(kRunThreads) void join_runs(const __grid_constant__
   constexpr int kAtOnce = 8;
   const int lane = int(threadIdx.x) & 31;
   const int64_t chunk = int64_t(blockIdx.x) * kRunWarps + int(threadIdx.x) / 32;
+  wait_for_earlier_work();
   if (chunk >= call.chunks) return;
   const uint32_t segment = call.ends[chunk].segment;
   if (segment >= kRunNone) return;
@@ -298,6 +369,7 @@ constexpr int kRangeStaged = 1024;
 
 template <class Op>
 __global__ __launch_bounds__(kRunThreads) void forget_longs(const __grid_constant__ SegmentRunCall<Op> call) {
+  let_next_kernel_start();
   const int64_t chunk = int64_t(blockIdx.x) * kRunThreads + threadIdx.x;
   if (chunk >= call.chunks) return;
   call.longs.segments[2 * chunk] = call.longs.segments[2 * chunk + 1] = 0;
@@ -340,6 +412,8 @@ __global__ __launch_bounds__(kRunThreads) void reduce_ranges(const __grid_consta
   const int64_t segment = int64_t(blockIdx.x) * kRunThreads + threadIdx.x;
   const Element *input = static_cast<const Element *>(call.input.data);
   Elements *kept = staged[int(threadIdx.x) / 32];
+  wait_for_earlier_work();
+  let_next_kernel_start();
   int64_t begin = range_bound(call, segment);
   int64_t end = __shfl_down_sync(~0u, begin, 1);
   if (lane == 31) end = range_bound(call, segment + 1);
@@ -374,7 +448,7 @@ __global__ __launch_bounds__(kRunThreads) void reduce_ranges(const __grid_consta
     first &= ~int64_t(3);
     const int count = int(min(last - first, int64_t(kRangeStaged)));
     Elements some[kLoads];
-    if (call.paired && first + kRangeStaged <= call.rows) {
+    if (call.whole && first + kRangeStaged <= call.rows) {
 #pragma unroll
       for (int l = 0; l < kLoads; ++l)
         if (l * 128 + lane * 4 < count) some[l] = load_four(input + first + l * 128 + lane * 4);
@@ -408,6 +482,7 @@ __global__ __launch_bounds__(kRunThreads) void reduce_longs(const __grid_constan
   constexpr int kAtOnce = 8;
   const int lane = int(threadIdx.x) & 31;
   const int64_t chunk = int64_t(blockIdx.x) * kRunWarps + int(threadIdx.x) / 32;
+  wait_for_earlier_work();
   if (chunk >= call.chunks) return;
   for (int slot = 0; slot < 2; ++slot) {
     const int64_t segment = int64_t(call.longs.segments[2 * chunk + slot]) - 1;
@@ -453,7 +528,10 @@ void segment_reduce_runs(const SegmentProblem &problem, const SegmentView &input
   call.segments = problem.segments;
   call.chunks = space.chunks.count;
   call.chunk = space.chunks.chunk;
-  call.paired = input.row == 1 && segment_aligned({input.data, 4, 1}, 4, sizeof(typename Op::Element));
+  const auto whole = [](const void *data, int64_t stride) {
+    return stride == 1 && reinterpret_cast<uintptr_t>(data) % 16 == 0;
+  };
+  call.whole = whole(input.data, input.row);
   call.partial = reinterpret_cast<typename Op::State *>(space.partial);
   call.lengths = space.counts;
   call.ends = reinterpret_cast<SegmentRunEnd *>(space.ends);
@@ -462,16 +540,23 @@ void segment_reduce_runs(const SegmentProblem &problem, const SegmentView &input
     const Grid grid = {ceil_div(problem.segments, kRunThreads), kRunThreads};
     const Grid chunks = {ceil_div(call.chunks, kRunWarps), kRunThreads};
     launch(forget_longs<Op>, {ceil_div(call.chunks, kRunThreads), kRunThreads}, stream, call);
-    launch(reduce_ranges<Op>, grid, stream, call);
-    launch(reduce_longs<Op>, chunks, stream, call);
+    launch(reduce_ranges<Op>, {grid.blocks, grid.threads, 0, true}, stream, call);
+    launch(reduce_longs<Op>, {chunks.blocks, chunks.threads, 0, true}, stream, call);
     return;
   }
-  const int bytes = ids.wide ? 8 : 4;
-  call.paired = call.paired && ids.stride == 1 && segment_aligned({const_cast<void *>(ids.data), 4, 1}, 4, bytes);
+  call.whole = call.whole && whole(ids.data, ids.stride);
   launch(fill_empty<Op>, {ceil_div(problem.segments, kRunThreads), kRunThreads}, stream, call);
   const Grid grid = {ceil_div(call.chunks, kRunWarps), kRunThreads};
-  launch(ids.wide ? reduce_runs<Op, int64_t> : reduce_runs<Op, int32_t>, grid, stream, call);
-  launch(join_runs<Op>, grid, stream, call);
+  const auto run = [&](auto kernel, size_t warp_bytes) {
+    segment_allow_shared(reinterpret_cast<const void *>(kernel), kRunWarps * warp_bytes);
+    launch(kernel, {grid.blocks, grid.threads, kRunWarps * warp_bytes, true}, stream, call);
+  };
+  if (ids.wide) {
+    run(reduce_runs<Op, int64_t>, kRunBytes<Op, int64_t>);
+  } else {
+    run(reduce_runs<Op, int32_t>, kRunBytes<Op, int32_t>);
+  }
+  launch(join_runs<Op>, {grid.blocks, grid.threads, 0, true}, stream, call);
 }
 
 }  // namespace baracuda

@@ -2,6 +2,23 @@
 #include "segment/segment.cuh"
 
 namespace baracuda {
+namespace {
+
+template <class T>
+struct Factors : SegmentOthers<T> {
+  using State = typename SegmentOthers<T>::State;
+  using Packed = SegmentPackedProduct<typename SegmentReal<T>::type>;
+  Packed *to;
+  int64_t columns;
+
+  template <int kVector>
+  __device__ void store(int64_t segment, int64_t column, int64_t, const State (&state)[kVector]) const {
+#pragma unroll
+    for (int v = 0; v < kVector; ++v) to[segment * columns + column + v] = segment_pack(state[v]);
+  }
+};
+
+}  // namespace
 
 void segment_tallies(const SegmentBackward &call, const SegmentSpace &space, Stream stream) {
   const auto tally = [&](auto tag) {
@@ -25,10 +42,10 @@ void segment_tallies(const SegmentBackward &call, const SegmentSpace &space, Str
 void segment_factors(const SegmentBackward &call, const SegmentSpace &space, Stream stream) {
   dispatch_dtype<float16, bfloat16, float, double>(call.problem.dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    SegmentStates<SegmentOthers<T>> op = {};
+    Factors<T> op = {};
     op.to = reinterpret_cast<decltype(op.to)>(space.states);
     op.columns = call.problem.columns;
-    segment_reduce<decltype(op), 1>(call.problem, call.input, call.ids, op, true, false, space, stream);
+    segment_reduce<decltype(op), 16 / sizeof(T)>(call.problem, call.input, call.ids, op, true, false, space, stream);
   });
 }
 

@@ -19,19 +19,26 @@ inline size_t segment_tiled_bytes(const SegmentProblem &problem, size_t state) {
   return size_t(problem.segments * problem.columns) * state + (kTiledRows + kTiledMostSegments) * sizeof(uint32_t);
 }
 
+// What those have in common that keep a cell of every segment in each of several parts of the rows.
 template <class Op>
-struct SegmentTiledCall {
+struct SegmentPartsCall {
   Op op;
   SegmentView input;
   SegmentIndices ids;
   int64_t rows;
   int64_t columns;
-  int64_t part;  // rows of a block
   int segments;
   int across;
+  int parts;
+  typename Op::State *partial;
+  uint32_t *counts;  // NULL: states tell whether there was a row
+};
+
+template <class Op>
+struct SegmentTiledCall : SegmentPartsCall<Op> {
+  int64_t part;  // rows of a block
   int tile;
   bool whole;  // a lane's elements can be loaded at once
-  typename Op::State *partial;
 };
 
 template <class Op, int kVector>
