@@ -278,12 +278,11 @@ __global__ __launch_bounds__(kSegmentThreads) void gather_marked(const __grid_co
   int64_t segment[kRows];
   segment_load_ids(sizes.ids, first, groups, sizes.rows, segment);
   for (int64_t column = int64_t(lane) * kVector; column < sizes.columns; column += int64_t(sizes.across) * kVector) {
-    uint32_t takes[kRows];
+    uint32_t takes[kRows] = {};
     Pack result[kRows];
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       const int64_t row = first + r * groups;
-      takes[r] = 0;
       if (row >= sizes.rows) break;
       const uint32_t word = marks.data[row * marks.words + column / kSegmentMarked];
       takes[r] = (word >> (column % kSegmentMarked)) & ((1u << kVector) - 1);
