@@ -424,4 +424,5 @@ def test_what_a_plan_tells(device: str) -> None:
     assert plan.precision_guarantee.math_precision == "exact"
     plan = bc.RoiPoolBackwardPlan(**common, accumulate=True)
     assert [operand.role for operand in plan.operands] == ["in", "in", "in", "inout"]
-    assert plan.workspace_size == 0
+    # The GPU lists there which bins lie over which rows.
+    assert (plan.workspace_size > 0) == (device == "cuda")
