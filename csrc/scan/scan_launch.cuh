@@ -34,6 +34,7 @@ struct Tuning {
   // Of the streaming kernel: as many as shared memory holds; and how many tiles are reduced ahead.
   static constexpr int kLongStages = kLargeMap ? 5 : 7;
   static constexpr int kLongAhead = kLargeMap ? 3 : 4;
+  static constexpr int kLongGroups = 1;
   // Narrow integers are many kinds of kernels for few uses, so theirs are small.
   static constexpr bool kSmall = std::is_same_v<typename Op::Acc, int64_t> && kWidest < 4;
   // Columns of a thread: eight bytes, but not more than four, and two where there are several inputs.
@@ -119,7 +120,7 @@ void launch_rows(const Op &op, const Geometry &g, Stream stream) {
          std::countr_zero(unsigned(warps)), shift);
 }
 
-// The words of a long scan, zeroed by one memset.
+// The words of a long scan, zeroed by a kernel of their own.
 template <class Op>
 struct LongWorkspace {
   LongTiles tiles = {};
@@ -136,8 +137,11 @@ struct LongWorkspace {
     begin = base;
     bytes = workspace.size();
   }
+  // For a kernel that starts early.
   void clear(Stream stream) const {
-    check_cuda(cudaMemsetAsync(begin, 0, bytes, static_cast<cudaStream_t>(stream)), "cudaMemsetAsync");
+    const int64_t pieces = int64_t(bytes / sizeof(uint4));
+    launch(clear_pieces<uint4>, {std::min<int64_t>(ceil_div(pieces, 256), 256), 256, 0, true}, stream,
+           reinterpret_cast<uint4 *>(begin), pieces);
   }
 };
 
@@ -153,7 +157,7 @@ void launch_long(const Op &op, const Geometry &g, std::byte *base, Stream stream
   // As many blocks as the card holds; each takes tiles until there are no more. One is the scanner's.
   const int64_t blocks =
       std::min<int64_t>(workspace.tiles.total, int64_t(attribute(cudaDevAttrMultiProcessorCount)) * kBlocks - 1) + 1;
-  launch(kernel, {blocks, kWarps * kWarp, bytes}, stream, op, g, accesses_of<Op, kRun>(g), workspace.tiles);
+  launch(kernel, {blocks, kWarps * kWarp, bytes, true}, stream, op, g, accesses_of<Op, kRun>(g), workspace.tiles);
 }
 
 // Whether the copy engine can bring and take all rows: elements are neighbours, in one direction.
@@ -166,17 +170,19 @@ bool neighbours(const Geometry &g) {
 }
 
 template <class Op, int kRun = Tuning<Op>::kLongRun, int kWarps = Tuning<Op>::kLongWarps,
-          int kStages = Tuning<Op>::kLongStages, int kAhead = Tuning<Op>::kLongAhead>
+          int kGroups = Tuning<Op>::kLongGroups, int kStages = Tuning<Op>::kLongStages,
+          int kAhead = Tuning<Op>::kLongAhead>
 void launch_stream(const Op &op, const Geometry &g, std::byte *base, Stream stream) {
-  using S = StreamShape<Op, kRun, kWarps, kStages>;
+  using S = StreamShape<Op, kRun, kWarps, kGroups, kStages>;
   const LongWorkspace<Op> workspace(g, S::kTile, base);
-  const auto kernel = scan_stream<Op, kRun, kWarps, kStages, kAhead>;
+  const bool reverse = accesses_of<Op, kRun>(g).of[0] == kBackward;
+  const auto kernel = reverse ? scan_stream<Op, true, kRun, kWarps, kGroups, kStages, kAhead>
+                              : scan_stream<Op, false, kRun, kWarps, kGroups, kStages, kAhead>;
   allow_shared(reinterpret_cast<const void *>(kernel), S::kSharedBytes);
   workspace.clear(stream);
   const int64_t blocks =
       std::min<int64_t>(int64_t(workspace.tiles.total) + 1, attribute(cudaDevAttrMultiProcessorCount));
-  launch(kernel, {blocks, S::kThreads, S::kSharedBytes}, stream, op, g, accesses_of<Op, kRun>(g).of[0] == kBackward,
-         workspace.tiles);
+  launch(kernel, {blocks, S::kThreads, S::kSharedBytes, true}, stream, op, g, workspace.tiles);
 }
 
 // One slot for each column's carry, zeroed by one memset.
