@@ -20,21 +20,23 @@ struct Tuning {
   static constexpr int kRun = kWidest == 8 ? 8 : kWidest == 2 ? 32 : 16;
   static constexpr int kRowBlocks = kInputs > 1 ? 2 : kRun == 32 ? 3 : 4;
   static constexpr bool kLargeMap = sizeof(typename Op::Map) >= 16;
-  // Long rows stream where a tile needs little computing and few bytes wait for what comes before. Tiles are then of
-  // one shape whatever kernel takes them, so that alignment doesn't show.
-  static constexpr bool kStreams = kInputs == 1 && Op::Outputs::size == 1 &&
+  // Long rows stream where all operands have elements of one size and results find room in the inputs' place. Tiles are
+  // then of one shape whatever kernel takes them, so that alignment doesn't show.
+  static constexpr bool kStreams = Op::Outputs::size <= kInputs && Bytes<typename Op::Inputs>::all(kWidest) &&
                                    Bytes<typename Op::Outputs>::all(kWidest) &&
-                                   std::is_floating_point_v<typename Op::Acc> && !Op::kBased && !Op::kRare;
-  static constexpr int kLongRun = kStreams ? 80 / kWidest : kRun;
-  static constexpr int kLongWarps = kStreams ? (kLargeMap ? 16 : 12) : Op::kBased && kInputs == 1 && kRun < 32 ? 16 : 8;
-  static constexpr int kLongBlocks = kStreams && kLargeMap                                      ? 1
-                                     : kStreams || kInputs > 1 || kLongWarps == 16 || kLargeMap ? 2
-                                     : Op::kBased                                               ? 3
-                                                                                                : 4;
-  // Of the streaming kernel: as many as shared memory holds; and how many tiles are reduced ahead.
-  static constexpr int kLongStages = kLargeMap ? 5 : 7;
-  static constexpr int kLongAhead = kLargeMap ? 3 : 4;
-  static constexpr int kLongGroups = 1;
+                                   std::is_floating_point_v<typename Op::Acc> && !Op::kRare;
+  // What is worked out for a tile but not for each element is worth a large one, and what is worked out for each lane a
+  // long run; but several tiles must be on their way while others wait for what comes before them.
+  static constexpr int kLongRun = kStreams ? (kInputs == 3 ? 48 : 112) / kWidest : kRun;
+  static constexpr int kLongWarps = !kStreams || kInputs == 1 ? 8 : kInputs == 2 ? 4 : 12;
+  static constexpr int kLongBlocks = !kStreams      ? (kInputs > 1 || kLargeMap ? 2 : 4)
+                                     : kInputs == 3 ? 1
+                                     : kInputs == 2 ? 3
+                                                    : 2;
+  // Of the streaming kernel: groups of warps that take tiles in turn, stages, and how many tiles a group reduces ahead.
+  static constexpr int kLongGroups = kInputs == 3 ? 1 : 2;
+  static constexpr int kLongStages = kInputs == 3 ? 4 : 8;
+  static constexpr int kLongAhead = 2;
   // Narrow integers are many kinds of kernels for few uses, so theirs are small.
   static constexpr bool kSmall = std::is_same_v<typename Op::Acc, int64_t> && kWidest < 4;
   // Columns of a thread: eight bytes, but not more than four, and two where there are several inputs.

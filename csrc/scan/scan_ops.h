@@ -509,7 +509,7 @@ struct Affine {
 
 template <class V>
 BARACUDA_HD inline V affine_apply(const Affine<V> &map, V value) {
-  return is_zero(value) ? map.b : add(multiply(map.a, value), map.b);
+  return either(is_zero(value), map.b, add(multiply(map.a, value), map.b));
 }
 template <class V>
 BARACUDA_HD inline Affine<V> affine_combine(const Affine<V> &l, const Affine<V> &r) {
@@ -602,9 +602,7 @@ struct LogSumExpRatios : AffineBasics<A, A, 1> {
 
  private:
   // exp(p - q). Where an output is -inf, so are the elements up to there, whose share is 0.
-  BARACUDA_HD static A ratio(A p, A q) {
-    return exp2_of((p - finite_below(q)) * A(1.4426950408889634));
-  }
+  BARACUDA_HD static A ratio(A p, A q) { return exp2_of((p - finite_below(q)) * A(1.4426950408889634)); }
 };
 
 // A sum that starts again behind each record.

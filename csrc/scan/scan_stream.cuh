@@ -100,7 +100,7 @@ struct StreamShape {
     int count;       // of elements
     bool ends;       // the row does, with this tile
     int64_t row;
-    std::byte *line[Layout<Op>::kLines];  // where a stage's first byte has its place in memory
+    std::byte *out[kOutputs];  // where a stage's first byte goes
   };
   struct Control {
     uint64_t full[kStages];
@@ -196,83 +196,86 @@ __global__ void __launch_bounds__(StreamShape<Op, kRun, kWarps, kGroups, kStages
 
   if (warp == S::kWorkers) {  // the carrier
     if (lane != 0) return;
-    const auto task_of = [&](uint32_t tile) {
-      Task task;
-      task.tile = tile;
-      const uint32_t row = tile / tiles.per_row;
-      task.row = row;
-      task.place = tile - row * tiles.per_row;
-      const int64_t first = int64_t(task.place) * S::kTile;
-      const int64_t left = g.length - first;
-      task.count = int(min(left, int64_t(S::kTile)));
-      task.ends = left == task.count;
-      int64_t offsets[Layout<Op>::kLines];
-      row_offsets(g, row, 0, offsets);
-#pragma unroll
-      for (int k = 0; k < Layout<Op>::kLines; ++k)
-        task.line[k] =
-            g.data[k] ? g.data[k] + (offsets[k] + (kReverse ? -first - (S::kTile - 1) : first)) * S::kSize : nullptr;
-      return task;
-    };
+    // Where the row of the latest tile begins.
+    int64_t row = -1;
+    uint32_t row_tile = 0;
+    int64_t offsets[Layout<Op>::kLines];
     Ring<kStages> ring;
     uint32_t tile = first_tile;
-    Task task = task_of(tile);
     int end = INT32_MAX;
     for (int i = 0; i - kStages < end; ++i, ring.advance()) {
-      Task &kept = control.task[ring.stage];
+      Task &task = control.task[ring.stage];
+      uint64_t *gate = &control.full[ring.stage];
       if (i >= kStages) {
         pass(&control.finished[ring.stage], ring.parity ^ 1);
-        const Extent<S, kReverse> extent(kept.count);
+        const Extent<S, kReverse> extent(task.count);
         for_each<S::kOutputs>([&](auto k) {
           using U = at<k(), typename Op::Outputs>;
-          std::byte *to = kept.line[S::kInputs + k()];
+          std::byte *to = task.out[k()];
           if (S::kOutputs > 1 && !to) return;
           const std::byte *from = region(ring.stage, k());
-          if (extent.inner_bytes() > 0) bulk_store(to + extent.inner_low, from + extent.inner_low, extent.inner_bytes());
-          if (kept.count < S::kTile) extent.template copy_edges<U>(to, from);
+          if (extent.inner_bytes() > 0)
+            bulk_store(to + extent.inner_low, from + extent.inner_low, extent.inner_bytes());
+          if (task.count < S::kTile) extent.template copy_edges<U>(to, from);
         });
         close_bulk_stores();
-        wait_for_bulk_reads();
       }
+      // As late as can be: whoever draws a later one waits for this tile's aggregate.
+      if (i > 0 && end == INT32_MAX) tile = atomicAdd(tiles.ticket, 1u) - 1;
       if (tile >= tiles.total) {
         end = min(end, i);
+        if (i >= kStages) wait_for_bulk_reads();
         // For each group of workers.
         if (i < end + kGroups) {
-          kept.tile = tile;
-          arrive(&control.full[ring.stage]);
+          task.tile = tile;
+          arrive(gate);
         }
         continue;
       }
-      kept = task;
-      uint64_t *gate = &control.full[ring.stage];
-      const Extent<S, kReverse> extent(task.count);
-      const int64_t left = g.length - int64_t(task.place) * S::kTile - task.count;
-      const bool follows = Op::kNeighbour && !task.ends;
+      // Divisions take long.
+      if (row < 0 || tile - row_tile >= tiles.per_row) {
+        row = tile / tiles.per_row;
+        row_tile = uint32_t(row) * tiles.per_row;
+        row_offsets(g, row, 0, offsets);
+      }
+      const uint32_t place = tile - row_tile;
+      const int64_t first = int64_t(place) * S::kTile;
+      const int64_t left = g.length - first;
+      const int count = int(min(left, int64_t(S::kTile)));
+      const auto origin = [&](int operand) {
+        return g.data[operand] + (offsets[operand] + (kReverse ? -first - (S::kTile - 1) : first)) * S::kSize;
+      };
+      if (i >= kStages) wait_for_bulk_reads();
+      task.tile = tile;
+      task.place = place;
+      task.count = count;
+      task.ends = left == count;
+      task.row = row;
+      for_each<S::kOutputs>(
+          [&](auto k) { task.out[k()] = g.data[S::kInputs + k()] ? origin(S::kInputs + k()) : nullptr; });
+      const Extent<S, kReverse> extent(count);
+      const bool follows = Op::kNeighbour && left > count;
       // Sixteen bytes may be more than what is left of the row.
-      const bool follows_whole = follows && left * S::kSize >= 16;
-      if (task.count < S::kTile) {
+      const bool follows_whole = follows && (left - count) * S::kSize >= 16;
+      std::byte *beyond = control.beyond[ring.stage];
+      if (count < S::kTile) {
         for_each<S::kInputs>([&](auto k) {
-          extent.template copy_edges<at<k(), typename Op::Inputs>>(region(ring.stage, k()), task.line[k()]);
+          extent.template copy_edges<at<k(), typename Op::Inputs>>(region(ring.stage, k()), origin(k()));
         });
       }
-      constexpr int kLast = S::kInputs - 1;
-      std::byte *beyond = control.beyond[ring.stage];
       if (follows && !follows_whole) {
-        using T = at<kLast, typename Op::Inputs>;
+        using T = at<S::kInputs - 1, typename Op::Inputs>;
         *reinterpret_cast<T *>(beyond + (kReverse ? 16 - S::kSize : 0)) =
-            *reinterpret_cast<const T *>(task.line[kLast] + (kReverse ? -S::kSize : S::kTileBytes));
+            *reinterpret_cast<const T *>(origin(S::kInputs - 1) + (kReverse ? -S::kSize : S::kTileBytes));
       }
       arrive_and_announce(gate, extent.inner_bytes() * S::kInputs + (follows_whole ? 16 : 0));
       if (extent.inner_bytes() > 0) {
         for_each<S::kInputs>([&](auto k) {
-          bulk_load(region(ring.stage, k()) + extent.inner_low, task.line[k()] + extent.inner_low, extent.inner_bytes(),
+          bulk_load(region(ring.stage, k()) + extent.inner_low, origin(k()) + extent.inner_low, extent.inner_bytes(),
                     gate);
         });
       }
-      if (follows_whole) bulk_load(beyond, task.line[kLast] + (kReverse ? -16 : S::kTileBytes), 16, gate);
-      // The next tile, while there is no room for it yet.
-      tile = atomicAdd(tiles.ticket, 1u) - 1;
-      if (tile < tiles.total) task = task_of(tile);
+      if (follows_whole) bulk_load(beyond, origin(S::kInputs - 1) + (kReverse ? -16 : S::kTileBytes), 16, gate);
     }
     wait_for_bulk_stores();
     return;
@@ -348,7 +351,8 @@ __global__ void __launch_bounds__(StreamShape<Op, kRun, kWarps, kGroups, kStages
     if constexpr (Op::kNeighbour) {
       using T = at<S::kInputs - 1, typename Op::Inputs>;
       if (lane == kWarp - 1) {
-        const std::byte *next = region(stage, S::kInputs - 1) + (kReverse ? run * S::kRunBytes - S::kSize : (run + 1) * S::kRunBytes);
+        const std::byte *next =
+            region(stage, S::kInputs - 1) + (kReverse ? run * S::kRunBytes - S::kSize : (run + 1) * S::kRunBytes);
         if (place == kWarps - 1) next = control.beyond[stage] + (kReverse ? 16 - S::kSize : 0);
         beyond = widen<typename Op::Acc>(*reinterpret_cast<const T *>(next));
       }
