@@ -18,7 +18,12 @@ struct Tuning {
   static constexpr int kWidest = Bytes<typename Op::Inputs>::widest();
   // A lane's elements of a row.
   static constexpr int kRun = kWidest == 8 ? 8 : kWidest == 2 ? 32 : 16;
-  static constexpr int kRowBlocks = kInputs > 1 ? 2 : kRun == 32 ? 3 : 4;
+  // One output as wide as the inputs, from few registers.
+  static constexpr bool kPlain =
+      std::is_same_v<typename Op::Acc, float> && Op::Outputs::size == 1 && Bytes<typename Op::Outputs>::all(kWidest);
+  static constexpr int kRowBlocks = kInputs == 1 ? (kRun == 32 ? 3 : 4) + kPlain
+                                    : kPlain && !Op::kBased && (kWidest == 4 || kInputs == 2) ? 3
+                                                                                              : 2;
   static constexpr bool kLargeMap = sizeof(typename Op::Map) >= 16;
   // Long rows stream where all operands have elements of one size and results find room in the inputs' place. Tiles are
   // then of one shape whatever kernel takes them, so that alignment doesn't show.
@@ -42,11 +47,12 @@ struct Tuning {
   // Columns of a thread: eight bytes, but not more than four, and two where there are several inputs.
   static constexpr int kMostColumns = kInputs == 1 && !Op::kBased ? 4 : 2;
   static constexpr int kColumns = 8 / kWidest > kMostColumns ? kMostColumns : 8 / kWidest;
-  static constexpr int kLines = kSmall ? 4 : kInputs < 3 ? 16 : 8;
-  static constexpr int kColumnGroups = kInputs > 1 || Op::kBased ? 8 : 16;
-  static constexpr int kColumnBlocks = kColumnGroups == 16 || kLargeMap || (kInputs == 2 && kWidest >= 4) ? 2
-                                       : kWidest == 2 && kInputs != 2 && !Op::kHeavy                      ? 4
-                                                                                                          : 3;
+  static constexpr int kLines = kSmall ? 4 : kInputs < 3 || (kWidest == 2 && kPlain && !Op::kHeavy) ? 16 : 8;
+  static constexpr int kColumnGroups = kInputs > 1 || Op::kBased || (kWidest == 4 && kPlain) ? 8 : 16;
+  static constexpr int kColumnBlocks = kColumnGroups == 16 || (kInputs == 2 && kWidest >= 4) || (kLargeMap && !kPlain)
+                                           ? 2
+                                       : kInputs == 1 && kPlain && (kWidest == 2 || !Op::kBased) ? 4
+                                                                                                 : 3;
 };
 template <class Op>
 constexpr int kLongTile = Tuning<Op>::kLongWarps * Share<Op, Tuning<Op>::kLongRun>::kItems;
