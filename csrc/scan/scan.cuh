@@ -172,6 +172,46 @@ using Unsigned = typename UnsignedOf<kBytes>::type;
 template <class T>
 constexpr bool kIsHalf = std::is_same_v<T, bfloat16> || std::is_same_v<T, float16>;
 
+// The larger elements of two pairs, or the smaller ones: NaN where either is, and of two zeros +0, or -0.
+template <class T, bool kSmaller>
+__device__ __forceinline__ uint32_t extreme_pair(uint32_t a, uint32_t b) {
+  static_assert(kIsHalf<T>);
+  uint32_t extreme;
+  if constexpr (std::is_same_v<T, bfloat16>) {
+    if constexpr (kSmaller) {
+      asm("min.NaN.bf16x2 %0, %1, %2;" : "=r"(extreme) : "r"(a), "r"(b));
+    } else {
+      asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(extreme) : "r"(a), "r"(b));
+    }
+  } else if constexpr (kSmaller) {
+    asm("min.NaN.f16x2 %0, %1, %2;" : "=r"(extreme) : "r"(a), "r"(b));
+  } else {
+    asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(extreme) : "r"(a), "r"(b));
+  }
+  return extreme;
+}
+// Pairs of one element, the first or the second of another pair.
+__device__ __forceinline__ uint32_t twice_low(uint32_t pair) { return __byte_perm(pair, 0, 0x1010); }
+__device__ __forceinline__ uint32_t twice_high(uint32_t pair) { return __byte_perm(pair, 0, 0x3232); }
+
+// Zeros of which signs are among pairs.
+constexpr uint32_t kNoZeros = 0x7fff7fffu;
+struct ZerosSeen {
+  // As integers no half is smaller than the one with nothing but a sign.
+  uint32_t negative = 0x7fff7fffu;
+  uint32_t positive = 0x7fff7fffu;
+  __device__ __forceinline__ void see(uint32_t pair) {
+    negative = __vmins2(negative, pair);
+    positive = __vmins2(positive, pair ^ 0x80008000u);
+  }
+  __device__ __forceinline__ bool both() const { return is_sign(negative) && is_sign(positive); }
+
+ private:
+  __device__ __forceinline__ static bool is_sign(uint32_t pair) {
+    return (pair & 0xffffu) == 0x8000u || pair >> 16 == 0x8000u;
+  }
+};
+
 // The larger elements of two pairs; NaN only where both are.
 template <class T>
 __device__ __forceinline__ uint32_t larger_pair(uint32_t a, uint32_t b) {
@@ -270,10 +310,13 @@ struct Packed {
     }
     return other;
   }
+  // `turn` is the same for all threads, and seldom true: a branch, which nothing but the asm keeps from becoming a
+  // choice for each word.
   __device__ __forceinline__ void turn_if(bool turn) {
-    const Packed other = turned();
-#pragma unroll
-    for (int i = 0; i < kWords; ++i) word[i] = turn ? other.word[i] : word[i];
+    if (turn) {
+      *this = turned();
+      asm volatile("");
+    }
   }
   // Keeps the compiler from holding on to what it took apart earlier.
   __device__ __forceinline__ void forget() {
@@ -324,8 +367,8 @@ struct Held<List<T, Rest...>, kCount> {
   Packed<T, kCount> items;
   Held<List<Rest...>, kCount> rest;
 };
-template <int k, class L, int kCount>
-__device__ __forceinline__ auto &held(Held<L, kCount> &all) {
+template <int k, class Any>
+__device__ __forceinline__ auto &held(Any &all) {
   if constexpr (k == 0) {
     return all.items;
   } else {
@@ -335,11 +378,43 @@ __device__ __forceinline__ auto &held(Held<L, kCount> &all) {
 
 // ---- One lane's consecutive elements ----------------------------------------------------------
 
-// What elements of an operator with kBased have in common.
-template <class Op>
+// What elements of an operator with kBased have in common, and the sums of their terms up to each of kKept.
+template <class Op, int kKept = 0>
 struct Common {
   typename Op::Acc base;
+  typename Op::Acc sums[kKept];
 };
+template <class Op>
+struct Common<Op, 0> {
+  typename Op::Acc base;
+};
+
+// Whether sums are worth keeping from the first pass to the second: a logarithm and one exponential for each element
+// are what the units for them can do in the time.
+template <class Op>
+constexpr bool kKeepsSums = Op::kBased && Op::Inputs::size == 1;
+
+// Whether pairs of elements are scanned at once. Zeros of both signs among them aren't: the first counts, and not +0.
+template <class Op>
+constexpr bool kInPairs = false;
+template <class T>
+constexpr bool kInPairs<Extremum<T>> = kIsHalf<T>;
+
+// Whether runs without a restart, which are most, are worth telling apart: they add up, and their outputs are zeros.
+template <class Op>
+constexpr bool kRestarts = false;
+template <class T>
+constexpr bool kRestarts<ExtremumGradient<T>> = kIsHalf<T>;
+
+// Whether exclusive scans have code of their own, which saves a choice for each element.
+template <class Op>
+constexpr bool kApart = false;
+template <class T, class U>
+constexpr bool kApart<Sum<T, U>> = std::is_floating_point_v<Accumulator<T>>;
+template <class T, class U>
+constexpr bool kApart<Product<T, U>> = std::is_floating_point_v<Accumulator<T>>;
+template <class T>
+constexpr bool kApart<Extremum<T>> = std::is_floating_point_v<Accumulator<T>>;
 
 // Whether the largest of an operator's keys is found from pairs of elements, before they are taken apart.
 template <class Op>
@@ -361,26 +436,44 @@ __device__ __forceinline__ auto largest_key(const Get &item) {
   }
 }
 
+// Calls body(i, element i) in a loop that isn't unrolled. Elements come out of the registers, or where `kAgain` from
+// memory once more, so that they need not stay in registers for something rare.
+template <int kCount, bool kAgain, class Get, class Again, class Body>
+__device__ __forceinline__ void one_by_one(const Get &item, [[maybe_unused]] const Again &again, const Body &body) {
+  if constexpr (kAgain) {
+#pragma unroll 1
+    for (int i = 0; i < kCount; ++i) body(i, again(i));
+  } else {
+    decltype(item(0)) items[kCount];
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) items[i] = item(i);
+#pragma unroll 1
+    for (int i = 0; i < kCount; ++i) body(i, items[i]);
+  }
+}
+
 // The map of kCount elements, and what they have in common. `largest` gives the largest key.
-template <int kCount, class Op, class Get, class Largest>
-__device__ __forceinline__ typename Op::Map fold(const Op &op, Common<Op> &common, const Get &item,
+template <int kCount, class Op, int kKept, class Get, class Again, class Largest>
+__device__ __forceinline__ typename Op::Map fold(const Op &op, Common<Op, kKept> &common, const Get &item,
+                                                 [[maybe_unused]] const Again &again,
                                                  [[maybe_unused]] const Largest &largest) {
   if constexpr (Op::kBased) {
     using A = typename Op::Acc;
     A &base = common.base;
     base = Op::common_base(Op::key(item(0)), largest());
     A sum = Op::term(item(0), base);
+    if constexpr (kKept > 0) common.sums[0] = sum;
 #pragma unroll
-    for (int i = 1; i < kCount; ++i) sum += Op::term(item(i), base);
+    for (int i = 1; i < kCount; ++i) {
+      sum += Op::term(item(i), base);
+      if constexpr (kKept > 0) common.sums[i] = sum;
+    }
     if (sum - sum == A(0)) return {base, sum};  // finite
-    // Rare: elements are taken out of the registers for a loop that stays short.
+    // Rare, so in a loop that stays short.
     base = A(NAN);
-    typename Op::Item items[kCount];
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) items[i] = item(i);
     typename Op::Map map = op.identity();
-#pragma unroll 1
-    for (int i = 0; i < kCount; ++i) map = op.combine(map, op.map(items[i]));
+    one_by_one<kCount, (kKept > 0)>(item, again,
+                                    [&](int, const typename Op::Item &taken) { map = op.combine(map, op.map(taken)); });
     return map;
   } else {
     typename Op::Map map = op.map(item(0));
@@ -396,10 +489,28 @@ __device__ __forceinline__ typename Op::Map fold(const Op &op, Common<Op> &commo
   }
 }
 
-// Applies kCount elements to `value` one after the other; put(i, result, value after it).
-template <int kCount, class Op, class Get, class Put>
-__device__ __forceinline__ void run(const Op &op, typename Op::Value value, const Common<Op> &common, const Get &item,
-                                    const Put &put) {
+// Calls body(op), for operators with kApart with an op of which the compiler knows whether the scan is exclusive.
+template <class Op, class Body>
+__device__ __forceinline__ void with_exclusive(const Op &op, const Body &body) {
+  if constexpr (kApart<Op>) {
+    Op known = op;
+    if (op.flags.exclusive) {
+      known.flags.exclusive = true;
+      body(known);
+    } else {
+      known.flags.exclusive = false;
+      body(known);
+    }
+  } else {
+    body(op);
+  }
+}
+
+// Applies kCount elements to `value` one after the other; put(i, result, value after it). Where sums are kept the
+// elements may have left the registers.
+template <int kCount, class Op, int kKept, class Get, class Again, class Put>
+__device__ __forceinline__ void run(const Op &op, typename Op::Value value, const Common<Op, kKept> &common,
+                                    const Get &item, const Again &again, const Put &put) {
   if constexpr (Op::kBased) {
     using A = typename Op::Acc;
     const A base = common.base;
@@ -409,39 +520,56 @@ __device__ __forceinline__ void run(const Op &op, typename Op::Value value, cons
     const A down = scale_down(larger ? base - value.base : value.base - base);
     const A scale = larger ? A(1) : down;
     const A carry = larger ? value.sum * down : value.sum;
-    A sum = Op::term(item(0), base);
+    A sum;
+    if constexpr (kKept > 0) {
+      sum = common.sums[0];
+    } else {
+      sum = Op::term(item(0), base);
+    }
     A after = multiply_add(sum, scale, carry);
     if (base == base && Op::well_scaled(base, value, after)) {
       const A shared = larger ? base : value.base;
       put(0, {{exclusive ? Op::shown(item(0), value) : Op::shown_scaled(item(0), after, shared)}}, value);
+      if constexpr (kKept > 0) {
+        A sums[kCount];
 #pragma unroll
-      for (int i = 1; i < kCount; ++i) {
-        const A before = after;
-        sum += Op::term(item(i), base);
-        after = multiply_add(sum, scale, carry);
-        put(i, {{Op::shown_scaled(item(i), exclusive ? before : after, shared)}}, value);
+        for (int i = 0; i < kCount; ++i) sums[i] = common.sums[i];
+        // Moved out of the way once, in place of a choice for each element.
+        if (exclusive) {
+#pragma unroll
+          for (int i = kCount - 1; i > 0; --i) sums[i] = sums[i - 1];
+        }
+#pragma unroll
+        for (int i = 1; i < kCount; ++i)
+          put(i, {{Op::shown_scaled(item(i), multiply_add(sums[i], scale, carry), shared)}}, value);
+      } else {
+#pragma unroll
+        for (int i = 1; i < kCount; ++i) {
+          const A before = after;
+          sum += Op::term(item(i), base);
+          after = multiply_add(sum, scale, carry);
+          put(i, {{Op::shown_scaled(item(i), exclusive ? before : after, shared)}}, value);
+        }
       }
     } else {
-      typename Op::Item items[kCount];
       A shown[kCount];
-#pragma unroll
-      for (int i = 0; i < kCount; ++i) items[i] = item(i);
-#pragma unroll 1
-      for (int i = 0; i < kCount; ++i) {
+      one_by_one<kCount, (kKept > 0)>(item, again, [&](int i, const typename Op::Item &taken) {
         typename Op::Result result;
-        value = op.step(value, items[i], result);
+        value = op.step(value, taken, result);
         shown[i] = result.out[0];
-      }
+      });
 #pragma unroll
       for (int i = 0; i < kCount; ++i) put(i, {{shown[i]}}, value);
     }
   } else {
+    with_exclusive(op, [&](const Op &known) {
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      typename Op::Result result;
-      value = op.step(value, item(i), result);
-      put(i, result, value);
-    }
+      for (int i = 0; i < kCount; ++i) {
+        typename Op::Result result;
+        value = known.step(value, item(i), result);
+        put(i, result, value);
+      }
+    });
   }
 }
 
@@ -569,7 +697,8 @@ __device__ __forceinline__ void wait_for_copies(int groups) {
   }
 }
 
-template <class Op, int kRun>
+// `kKeeps`: whether the sums of kKeepsSums are kept from reduce() to finish().
+template <class Op, int kRun, bool kKeeps = false>
 struct Share {
   using A = typename Op::Acc;
   using Map = typename Op::Map;
@@ -588,8 +717,8 @@ struct Share {
   }
 
   Held<typename Op::Inputs, kRun> raw;
-  A next;             // what follows the lane's run
-  Common<Op> common;  // of the run
+  A next;                                // what follows the lane's run
+  Common<Op, kKeeps ? kRun : 0> common;  // of the run
 
   // The lane's own row, or one that there is.
   __device__ __forceinline__ static int64_t row_of(const Slots &slots, int lane) {
@@ -657,8 +786,9 @@ struct Share {
       // All loads are under way before the first is waited for.
       for_each<kInputs>([&](auto k) {
         using T = at<k(), typename Op::Inputs>;
-        const T *from = own_row<const T>(g, k(), slots, rows) + slots.place(lane * kRun) * g.step[k()];
-        held<k()>(raw).load(access.of[k()] == kBackward ? from - (kRun - 1) : from);
+        const T *own = own_row<const T>(g, k(), slots, rows);
+        const int place = slots.place(lane * kRun);
+        held<k()>(raw).load(access.of[k()] == kBackward ? own - (place + kRun - 1) : own + place);
       });
       for_each<kInputs>([&](auto k) { held<k()>(raw).turn_if(access.of[k()] == kBackward); });
     } else {
@@ -766,43 +896,135 @@ struct Share {
     return slots.shift >= kShift ? kWarp : max((1 << slots.shift) / kRun, 1);
   }
 
+  // For operators with kInPairs.
+  template <bool kSmaller>
+  __device__ __forceinline__ A extreme_of_run() {
+    using T = at<0, typename Op::Inputs>;
+    Packed<T, 2> pair = {{held<0>(raw).word[0]}};
+#pragma unroll
+    for (int i = 1; i < kRun / 2; ++i) pair.word[0] = extreme_pair<T, kSmaller>(pair.word[0], held<0>(raw).word[i]);
+    pair.word[0] = extreme_pair<T, kSmaller>(pair.word[0], twice_high(pair.word[0]));
+    return pair.template widened<A>(0);
+  }
+  template <bool kSmaller>
+  __device__ __forceinline__ uint32_t extremes(uint32_t carry, Packed<at<0, typename Op::Inputs>, kRun> &run) {
+    using T = at<0, typename Op::Inputs>;
+#pragma unroll
+    for (int i = 0; i < kRun / 2; ++i) {
+      const uint32_t pair = held<0>(raw).word[i];
+      run.word[i] = extreme_pair<T, kSmaller>(extreme_pair<T, kSmaller>(pair, twice_low(pair)), carry);
+      carry = twice_high(run.word[i]);
+    }
+    return carry;
+  }
+  // Of the run and another pair.
+  __device__ __forceinline__ bool zeros_of_both_signs(uint32_t pair) {
+    ZerosSeen zeros;
+    zeros.see(pair);
+#pragma unroll
+    for (int i = 0; i < kRun / 2; ++i) zeros.see(held<0>(raw).word[i]);
+    return zeros.both();
+  }
+  // The run's outputs; false where pairs don't do.
+  __device__ __forceinline__ bool scan_pairs(const Op &op, A value, Packed<at<0, typename Op::Inputs>, kRun> &run) {
+    using T = at<0, typename Op::Inputs>;
+    const bool smallest = op.flags.smallest;
+    Packed<T, 2> pair;
+    pair.put_pair(0, turned(value, smallest), turned(value, smallest));
+    const uint32_t carry = pair.word[0];
+    pair.word[0] = smallest ? extremes<true>(carry, run) : extremes<false>(carry, run);
+    if (value <= A(0) && !(turned(pair.template widened<A>(0), smallest) < A(0)) && zeros_of_both_signs(carry))
+      return false;
+    if (op.flags.exclusive) {
+#pragma unroll
+      for (int i = kRun / 2 - 1; i >= 0; --i)
+        run.word[i] = __byte_perm(i > 0 ? run.word[i > 0 ? i - 1 : 0] : carry, run.word[i], 0x5432);
+    }
+    return true;
+  }
+  // For operators with kRestarts: whether the sum doesn't start again within the run.
+  __device__ __forceinline__ bool goes_on() {
+    const auto &last = held<kLast>(raw);
+    uint32_t differ = 0;
+    for (const uint32_t word : last.word) differ |= word ^ twice_low(last.word[0]);
+    return differ == 0 && !Op::record(item(kRun - 1, 0, 0));
+  }
+
   // The maps up to the end of each lane's run, within its row.
-  __device__ __forceinline__ Map reduce(const Op &op, const Geometry &g, const Slots &slots, int lane) {
+  template <class Again>
+  __device__ __forceinline__ Map reduce(const Op &op, const Geometry &g, const Slots &slots, int lane,
+                                        const Again &again) {
     const uint32_t position = position_of(op, g, slots, lane);
     const auto get = [&](int i) { return item(i, position, onward(op)); };
-    const Map own = fold<kRun>(op, common, get, [&] {
-      if constexpr (kKeysInPairs<Op> && kRun > 1) {
-        using T = at<0, typename Op::Inputs>;
-        Packed<T, 2> pair = {{held<0>(raw).word[0]}};
+    const auto fold_run = [&](const auto &largest) { return fold<kRun>(op, common, get, again, largest); };
+    Map own;
+    if constexpr (kInPairs<Op>) {
+      own = turned(op.flags.smallest ? extreme_of_run<true>() : extreme_of_run<false>(), op.flags.smallest);
+      if (own == A(0) && zeros_of_both_signs(kNoZeros)) own = fold_run(nullptr);
+    } else if constexpr (kRestarts<Op>) {
+      if (goes_on()) {
+        own = op.map(get(0));
 #pragma unroll
-        for (int i = 1; i < kRun / 2; ++i) pair.word[0] = larger_pair<T>(pair.word[0], held<0>(raw).word[i]);
-        return larger_of(pair.template widened<A>(0), pair.template widened<A>(1));
+        for (int i = 1; i < kRun; ++i) own.sum = add(own.sum, get(i).in[0]);
       } else {
-        return largest_key<kRun, Op>(get);
+        own = fold_run(nullptr);
       }
-    });
+    } else {
+      own = fold_run([&] {
+        if constexpr (kKeysInPairs<Op> && kRun > 1) {
+          using T = at<0, typename Op::Inputs>;
+          Packed<T, 2> pair = {{held<0>(raw).word[0]}};
+#pragma unroll
+          for (int i = 1; i < kRun / 2; ++i) pair.word[0] = larger_pair<T>(pair.word[0], held<0>(raw).word[i]);
+          return larger_of(pair.template widened<A>(0), pair.template widened<A>(1));
+        } else {
+          return largest_key<kRun, Op>(get);
+        }
+      });
+    }
     return warp_scan(op, own, lane, lanes(slots));
+  }
+
+  __device__ __forceinline__ Map reduce(const Op &op, const Geometry &g, const Slots &slots, int lane) {
+    static_assert(!kKeeps);
+    return reduce(op, g, slots, lane, [](int) { return typename Op::Item{}; });
+  }
+  // Element i of the lane's run once more, from memory, as long as no output has been stored.
+  __device__ __forceinline__ static auto reader(const Geometry &g, const Slots &slots, const Rows &rows, int lane) {
+    return [&g, &slots, &rows, lane](int i) {
+      typename Op::Item item = {};
+      for_each<kInputs>([&](auto k) {
+        using T = at<k(), typename Op::Inputs>;
+        const int slot = lane * kRun + i;
+        const T *own = own_row<const T>(g, k(), slots, rows);
+        if (slots.exists(slot)) item.in[k()] = widen<A>(own[slots.place(slot) * g.step[k()]]);
+      });
+      return item;
+    };
   }
 
   template <class U>
   __device__ __forceinline__ static void store_one(const Slots &slots, U *own, int64_t step, bool vectors,
                                                    bool backward, Packed<U, kRun> &run, std::byte *stage, int lane) {
     using P = Packed<U, kRun>;
-    const bool turned = vectors && backward;
-    run.turn_if(turned);
+    const int first = mixed<P::kPieces>(lane * P::kPieces);
 #pragma unroll
-    for (int p = 0; p < P::kPieces; ++p)
-      run.store_piece(
-          p, stage + mixed<P::kPieces>(lane * P::kPieces + (turned ? P::kPieces - 1 - p : p)) * P::kPieceBytes);
+    for (int p = 0; p < P::kPieces; ++p) run.store_piece(p, stage + (first ^ p) * P::kPieceBytes);
     __syncwarp();
     if (vectors) {
-      using Wide = Unsigned<P::kPieceBytes>;
+      Packed<U, P::kPieceItems> piece[P::kPieces];
 #pragma unroll
-      for (int p = 0; p < P::kPieces; ++p) {
-        const int piece = p * kWarp + lane;
-        U *to = address(slots, own, step, piece * P::kPieceItems) - (turned ? P::kPieceItems - 1 : 0);
-        *reinterpret_cast<Wide *>(to) =
-            *reinterpret_cast<const Wide *>(stage + mixed<P::kPieces>(piece) * P::kPieceBytes);
+      for (int p = 0; p < P::kPieces; ++p) piece[p].load(stage + mixed<P::kPieces>(p * kWarp + lane) * P::kPieceBytes);
+      if ((1 << slots.shift) >= kItems && !backward) {
+#pragma unroll
+        for (int p = 0; p < P::kPieces; ++p) piece[p].store(own + (p * kWarp + lane) * P::kPieceItems);
+      } else {
+#pragma unroll
+        for (int p = 0; p < P::kPieces; ++p) {
+          U *to = address(slots, own, step, (p * kWarp + lane) * P::kPieceItems);
+          piece[p].turn_if(backward);
+          piece[p].store(backward ? to - (P::kPieceItems - 1) : to);
+        }
       }
     } else {
 #pragma unroll 1
@@ -816,12 +1038,22 @@ struct Share {
   }
 
   // The lane's outputs, with `value` before its run.
+  template <class Again>
   __device__ __forceinline__ void outputs(const Op &op, const Geometry &g, const Slots &slots, typename Op::Value value,
-                                          int lane, Held<typename Op::Outputs, kRun> &outputs) {
+                                          int lane, Held<typename Op::Outputs, kRun> &outputs, const Again &again) {
+    if constexpr (kInPairs<Op>) {
+      if (scan_pairs(op, value, held<0>(outputs))) return;
+    }
+    if constexpr (kRestarts<Op>) {
+      if (goes_on()) {
+        for (uint32_t &word : held<0>(outputs).word) word = 0;
+        return;
+      }
+    }
     const uint32_t position = position_of(op, g, slots, lane);
     A pending[Op::Outputs::size];
     run<kRun>(
-        op, value, common, [&](int i) { return item(i, position, onward(op)); },
+        op, value, common, [&](int i) { return item(i, position, onward(op)); }, again,
         [&](int i, const typename Op::Result &result, const typename Op::Value &after) {
           keep<Op, kRun>(outputs, i, result, pending);
           if constexpr (Op::kFinal) {
@@ -830,11 +1062,16 @@ struct Share {
           }
         });
   }
+  __device__ __forceinline__ void outputs(const Op &op, const Geometry &g, const Slots &slots, typename Op::Value value,
+                                          int lane, Held<typename Op::Outputs, kRun> &outputs) {
+    static_assert(!kKeeps);
+    this->outputs(op, g, slots, value, lane, outputs, [](int) { return typename Op::Item{}; });
+  }
   __device__ __forceinline__ void finish(const Op &op, const Geometry &g, const Accesses &access, const Slots &slots,
                                          const Rows &rows, typename Op::Value value, std::byte *stage, int lane) {
     const bool full = __all_sync(kAll, whole_run(slots, lane));
     Held<typename Op::Outputs, kRun> outputs;
-    this->outputs(op, g, slots, value, lane, outputs);
+    this->outputs(op, g, slots, value, lane, outputs, reader(g, slots, rows, lane));
     for_each<Op::Outputs::size>([&](auto k) {
       using U = at<k(), typename Op::Outputs>;
       constexpr int slot = kInputs + k();
@@ -855,7 +1092,7 @@ __global__ void __launch_bounds__(kRowWarps *kWarp, kBlocks)
     scan_rows(const __grid_constant__ Op op, const __grid_constant__ Geometry g,
               const __grid_constant__ Accesses access, int warps_shift, int shift) {
   using Map = typename Op::Map;
-  using Row = Share<Op, kRun>;
+  using Row = Share<Op, kRun, kKeepsSums<Op>>;
   extern __shared__ __align__(16) std::byte stages[];
   __shared__ Map totals[2][kRowWarps];
   wait_for_earlier_work();
@@ -876,7 +1113,7 @@ __global__ void __launch_bounds__(kRowWarps *kWarp, kBlocks)
     const Slots slots(g, row, tile + place * Row::kItems, shift, Row::kItems);
     Row share;
     share.load(op, g, access, slots, rows, stage, lane);
-    const Map inclusive = share.reduce(op, g, slots, lane);
+    const Map inclusive = share.reduce(op, g, slots, lane, Row::reader(g, slots, rows, lane));
     typename Op::Value value = carry;
     if (row_warps > 1) {
       if (lane == kWarp - 1) totals[parity][warp] = inclusive;

@@ -17,6 +17,23 @@ struct ColumnTiles {
   uint64_t *carries;  // one slot for each column
 };
 
+// Whether neighbouring columns are pairs for kInPairs.
+template <class Op, int kColumns>
+constexpr bool kPairs = kInPairs<Op> && kColumns % 2 == 0;
+
+// Among a thread's lines and one more.
+template <int kColumns, class Line, int kLines, class More>
+__device__ __forceinline__ bool zeros_of_both_signs(Line (&lines)[kLines], const More &more) {
+  ZerosSeen zeros;
+#pragma unroll
+  for (int w = 0; w < kColumns / 2; ++w) {
+    zeros.see(more(w));
+#pragma unroll
+    for (int r = 0; r < kLines; ++r) zeros.see(held<0>(lines[r]).word[w]);
+  }
+  return zeros.both();
+}
+
 // `kColumns` columns of a thread are neighbours in memory, and accessed together.
 template <class Op, int kColumns, int kLines, int kGroups, int kBlocks>
 __global__ void __launch_bounds__(kGroups *kWarp, kBlocks)
@@ -59,10 +76,18 @@ __global__ void __launch_bounds__(kGroups *kWarp, kBlocks)
     using T = at<k(), typename Op::Inputs>;
     const int64_t step = g.step[k()];
     const T *from = reinterpret_cast<const T *>(g.data[k()]) + (start[k()] + (left < 1 ? g.length - 1 : first) * step);
+    if (left > kLines) {
 #pragma unroll
-    for (int r = 0; r < kLines; ++r) {
-      held<k()>(lines[r]).load(from);
-      if (r + 1 < left) from += step;
+      for (int r = 0; r < kLines; ++r) {
+        held<k()>(lines[r]).load(from);
+        from += step;
+      }
+    } else {
+#pragma unroll
+      for (int r = 0; r < kLines; ++r) {
+        held<k()>(lines[r]).load(from);
+        if (r + 1 < left) from += step;
+      }
     }
     if constexpr (Op::kNeighbour && k() == kLast) beyond.load(from);
   });
@@ -94,16 +119,74 @@ __global__ void __launch_bounds__(kGroups *kWarp, kBlocks)
     return item;
   };
 
-  Common<Op> common[kColumns];
+  // From memory once more, as long as no output has been stored.
+  const auto again_at = [&](int j) {
+    return [&, j](int r) {
+      typename Op::Item item = {};
+      for_each<kInputs>([&](auto k) {
+        using T = at<k(), typename Op::Inputs>;
+        const T *from = reinterpret_cast<const T *>(g.data[k()]) + start[k()] + j;
+        if (r < left) item.in[k()] = widen<A>(from[(first + r) * g.step[k()]]);
+      });
+      return item;
+    };
+  };
+
+  constexpr bool kKeeps = kKeepsSums<Op>;
+  Common<Op, kKeeps ? kLines : 0> common[kColumns];
   Map total[kColumns];
+  const auto fold_lines = [&] {
 #pragma unroll
-  for (int j = 0; j < kColumns; ++j) {
-    const auto get = [&](int r) { return item_at(r, j); };
-    total[j] = fold<kLines>(op, common[j], get, [&] { return largest_key<kLines, Op>(get); });
-    maps[group][lane * kColumns + j] = total[j];
+    for (int j = 0; j < kColumns; ++j) {
+      const auto get = [&](int r) { return item_at(r, j); };
+      total[j] = fold<kLines>(op, common[j], get, again_at(j), [&] { return largest_key<kLines, Op>(get); });
+    }
+  };
+  [[maybe_unused]] bool goes_on = false;
+  if constexpr (kPairs<Op, kColumns>) {
+    using T = at<0, typename Op::Inputs>;
+    bool zero = false;
+#pragma unroll
+    for (int w = 0; w < kColumns / 2; ++w) {
+      Packed<T, 2> pair = {{held<0>(lines[0]).word[w]}};
+#pragma unroll
+      for (int r = 1; r < kLines; ++r)
+        pair.word[0] = op.flags.smallest ? extreme_pair<T, true>(pair.word[0], held<0>(lines[r]).word[w])
+                                         : extreme_pair<T, false>(pair.word[0], held<0>(lines[r]).word[w]);
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        total[2 * w + j] = turned(pair.template widened<A>(j), op.flags.smallest);
+        zero |= total[2 * w + j] == A(0);
+      }
+    }
+    if (zero && zeros_of_both_signs<kColumns>(lines, [](int) { return kNoZeros; })) fold_lines();
+  } else if constexpr (kRestarts<Op>) {
+    using P = Packed<at<kLast, typename Op::Inputs>, kColumns>;
+    uint32_t differ = 0;
+#pragma unroll
+    for (int r = 1; r < kLines; ++r)
+#pragma unroll
+      for (int w = 0; w < P::kWords; ++w) differ |= held<kLast>(lines[r]).word[w] ^ held<kLast>(lines[0]).word[w];
+    goes_on = differ == 0;
+#pragma unroll
+    for (int j = 0; j < kColumns; ++j) goes_on = goes_on && !Op::record(item_at(kLines - 1, j));
+    if (goes_on) {
+#pragma unroll
+      for (int j = 0; j < kColumns; ++j) {
+        total[j] = op.map(item_at(0, j));
+#pragma unroll
+        for (int r = 1; r < kLines; ++r) total[j].sum = add(total[j].sum, item_at(r, j).in[0]);
+      }
+    } else {
+      fold_lines();
+    }
+  } else {
+    fold_lines();
   }
+#pragma unroll
+  for (int j = 0; j < kColumns; ++j) maps[group][lane * kColumns + j] = total[j];
   // A single input is widened twice, from fewer registers; coefficients of several are kept.
-  if constexpr (kInputs == 1) {
+  if constexpr (kInputs == 1 && !kKeeps) {
 #pragma unroll
     for (int r = 0; r < kLines; ++r) held<0>(lines[r]).forget();
   }
@@ -123,8 +206,9 @@ __global__ void __launch_bounds__(kGroups *kWarp, kBlocks)
       Value carry = op.start();
       if (there) {
         uint64_t *slot = tiles.carries + size_t(column + j) * kWords;
+        const Map all = op.combine(before[j], total[j]);
         carry = depth == 0 ? initial_value(op, g, column + j) : await<Value>(slot, depth);
-        if (depth + 1 < tiles.down) publish(slot, Value(op.apply(op.combine(before[j], total[j]), carry)), depth + 1);
+        if (depth + 1 < tiles.down) publish(slot, Value(op.apply(all, carry)), depth + 1);
       }
       carries[lane * kColumns + j] = carry;
     }
@@ -134,41 +218,95 @@ __global__ void __launch_bounds__(kGroups *kWarp, kBlocks)
   Value value[kColumns];
 #pragma unroll
   for (int j = 0; j < kColumns; ++j) value[j] = op.apply(before[j], carries[lane * kColumns + j]);
+
+  // Lines of outputs, one after the other.
+  const int count = there ? int(min(left, int64_t(kLines))) : 0;
+  std::byte *to[Op::Outputs::size];
+  for_each<Op::Outputs::size>([&](auto k) {
+    using U = at<k(), typename Op::Outputs>;
+    constexpr int slot = kInputs + k();
+    to[k()] = g.data[slot] + (start[slot] + first * g.step[slot]) * int64_t(sizeof(U));
+  });
+  const auto store = [&](int r, const Held<typename Op::Outputs, kColumns> &line) {
+    for_each<Op::Outputs::size>([&](auto k) {
+      using U = at<k(), typename Op::Outputs>;
+      constexpr int slot = kInputs + k();
+      if (r < count && (Op::Outputs::size == 1 || g.data[slot])) held<k()>(line).store(to[k()]);
+      to[k()] += g.step[slot] * int64_t(sizeof(U));
+    });
+  };
+  Held<typename Op::Outputs, kColumns> outputs;
+  [[maybe_unused]] A pending[Op::Outputs::size];
+  if constexpr (kPairs<Op, kColumns>) {
+    using T = at<0, typename Op::Inputs>;
+    auto &carry = held<0>(outputs);
+    bool zero = false;
+#pragma unroll
+    for (int j = 0; j < kColumns; ++j) {
+      zero |= value[j] <= A(0) && !(total[j] < A(0));
+      if (j % 2 == 1)
+        carry.put_pair(j - 1, turned(value[j - 1], op.flags.smallest), turned(value[j], op.flags.smallest));
+    }
+    if (!zero || !zeros_of_both_signs<kColumns>(lines, [&](int w) { return carry.word[w]; })) {
+#pragma unroll
+      for (int r = 0; r < kLines; ++r) {
+        if (op.flags.exclusive) store(r, outputs);
+#pragma unroll
+        for (int w = 0; w < Packed<T, kColumns>::kWords; ++w) {
+          const uint32_t pair = held<0>(lines[r]).word[w];
+          carry.word[w] = op.flags.smallest ? extreme_pair<T, true>(carry.word[w], pair)
+                                            : extreme_pair<T, false>(carry.word[w], pair);
+        }
+        if (!op.flags.exclusive) store(r, outputs);
+      }
+      return;
+    }
+  }
+  if constexpr (kRestarts<Op>) {
+    if (goes_on) {
+      for (uint32_t &word : held<0>(outputs).word) word = 0;
+#pragma unroll
+      for (int r = 0; r < kLines; ++r) store(r, outputs);
+      return;
+    }
+  }
   if constexpr (Op::kBased) {
-    // Column by column; outputs take the place of the inputs.
+    // Column by column; outputs take the place of the sums, or of the inputs.
 #pragma unroll
     for (int j = 0; j < kColumns; ++j)
       run<kLines>(
-          op, value[j], common[j], [&](int r) { return item_at(r, j); },
+          op, value[j], common[j], [&](int r) { return item_at(r, j); }, again_at(j),
           [&](int r, const typename Op::Result &result, const Value &) {
-            held<0>(lines[r]).replace(j, narrow<at<0, typename Op::Outputs>>(result.out[0]));
+            if constexpr (kKeeps) {
+              common[j].sums[r] = result.out[0];
+            } else {
+              held<0>(lines[r]).replace(j, narrow<at<0, typename Op::Outputs>>(result.out[0]));
+            }
           });
   }
+  with_exclusive(op, [&](const Op &known) {
 #pragma unroll
-  for (int r = 0; r < kLines; ++r) {
-    Held<typename Op::Outputs, kColumns> outputs;
-    [[maybe_unused]] A pending[Op::Outputs::size];
-    if constexpr (Op::kBased) {
-      held<0>(outputs) = held<0>(lines[r]);
-    } else {
+    for (int r = 0; r < kLines; ++r) {
+      if constexpr (Op::kBased && !kKeeps) {
+        held<0>(outputs) = held<0>(lines[r]);
+      } else {
 #pragma unroll
-      for (int j = 0; j < kColumns; ++j) {
-        typename Op::Result result;
-        value[j] = op.step(value[j], item_at(r, j), result);
-        keep<Op, kColumns>(outputs, j, result, pending);
-        if constexpr (Op::kFinal) {
-          if (there && r + 1 == left) store_final<Op>(g, column + j, value[j]);
+        for (int j = 0; j < kColumns; ++j) {
+          typename Op::Result result;
+          if constexpr (kKeeps) {
+            result.out[0] = common[j].sums[r];
+          } else {
+            value[j] = known.step(value[j], item_at(r, j), result);
+          }
+          keep<Op, kColumns>(outputs, j, result, pending);
+          if constexpr (Op::kFinal) {
+            if (there && r + 1 == left) store_final<Op>(g, column + j, value[j]);
+          }
         }
       }
+      store(r, outputs);
     }
-    if (there && r < left)
-      for_each<Op::Outputs::size>([&](auto k) {
-        using U = at<k(), typename Op::Outputs>;
-        constexpr int slot = kInputs + k();
-        if (Op::Outputs::size == 1 || g.data[slot])
-          held<k()>(outputs).store(reinterpret_cast<U *>(g.data[slot]) + (start[slot] + (first + r) * g.step[slot]));
-      });
-  }
+  });
 }
 
 }  // namespace baracuda::scan

@@ -59,7 +59,9 @@ struct CudaKernels {
 
   // Whether the device has a copy engine, and the shared memory that goes with it.
   static bool streams() {
-    using S = StreamShape<Op, Tuning<Op>::kLongRun, Tuning<Op>::kLongWarps, Tuning<Op>::kLongStages>;
+    using S =
+        StreamShape<Op, Tuning<Op>::kLongRun, Tuning<Op>::kLongWarps, Tuning<Op>::kLongGroups, Tuning<Op>::kLongStages>;
+    static_assert(S::kSharedBytes + S::kControlBytes <= 227 * 1024);
     // One multiprocessor is the scanner's.
     return DeviceGuard::kernels_can_wait() && attribute(cudaDevAttrMultiProcessorCount) > 1 &&
            attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) >= int(S::kSharedBytes + S::kControlBytes);

@@ -18,32 +18,41 @@ struct Tuning {
   static constexpr int kWidest = Bytes<typename Op::Inputs>::widest();
   // A lane's elements of a row.
   static constexpr int kRun = kWidest == 8 ? 8 : kWidest == 2 ? 32 : 16;
-  static constexpr int kRowBlocks = kInputs > 1 ? 2 : kRun == 32 ? 3 : 4;
+  // One output as wide as the inputs, from few registers.
+  static constexpr bool kPlain =
+      std::is_same_v<typename Op::Acc, float> && Op::Outputs::size == 1 && Bytes<typename Op::Outputs>::all(kWidest);
+  static constexpr int kRowBlocks = kInputs == 1 ? (kRun == 32 ? 3 : 4) + kPlain
+                                    : kPlain && !Op::kBased && (kWidest == 4 || kInputs == 2) ? 3
+                                                                                              : 2;
   static constexpr bool kLargeMap = sizeof(typename Op::Map) >= 16;
-  // Long rows stream where a tile needs little computing and few bytes wait for what comes before. Tiles are then of
-  // one shape whatever kernel takes them, so that alignment doesn't show.
-  static constexpr bool kStreams = kInputs == 1 && Op::Outputs::size == 1 &&
+  // Long rows stream where all operands have elements of one size and results find room in the inputs' place. Tiles are
+  // then of one shape whatever kernel takes them, so that alignment doesn't show.
+  static constexpr bool kStreams = Op::Outputs::size <= kInputs && Bytes<typename Op::Inputs>::all(kWidest) &&
                                    Bytes<typename Op::Outputs>::all(kWidest) &&
-                                   std::is_floating_point_v<typename Op::Acc> && !Op::kBased && !Op::kRare;
-  static constexpr int kLongRun = kStreams ? 80 / kWidest : kRun;
-  static constexpr int kLongWarps = kStreams ? (kLargeMap ? 16 : 12) : Op::kBased && kInputs == 1 && kRun < 32 ? 16 : 8;
-  static constexpr int kLongBlocks = kStreams && kLargeMap                                      ? 1
-                                     : kStreams || kInputs > 1 || kLongWarps == 16 || kLargeMap ? 2
-                                     : Op::kBased                                               ? 3
-                                                                                                : 4;
-  // Of the streaming kernel: as many as shared memory holds; and how many tiles are reduced ahead.
-  static constexpr int kLongStages = kLargeMap ? 5 : 7;
-  static constexpr int kLongAhead = kLargeMap ? 3 : 4;
+                                   std::is_floating_point_v<typename Op::Acc> && !Op::kRare;
+  // What is worked out for a tile but not for each element is worth a large one, and what is worked out for each lane a
+  // long run; but several tiles must be on their way while others wait for what comes before them.
+  static constexpr int kLongRun = kStreams ? (kInputs == 3 ? 48 : 112) / kWidest : kRun;
+  static constexpr int kLongWarps = !kStreams || kInputs == 1 ? 8 : kInputs == 2 ? 4 : 12;
+  static constexpr int kLongBlocks = !kStreams      ? (kInputs > 1 || kLargeMap ? 2 : 4)
+                                     : kInputs == 3 ? 1
+                                     : kInputs == 2 ? 3
+                                                    : 2;
+  // Of the streaming kernel: groups of warps that take tiles in turn, stages, and how many tiles a group reduces ahead.
+  static constexpr int kLongGroups = kInputs == 3 ? 1 : 2;
+  static constexpr int kLongStages = kInputs == 3 ? 4 : 8;
+  static constexpr int kLongAhead = 2;
   // Narrow integers are many kinds of kernels for few uses, so theirs are small.
   static constexpr bool kSmall = std::is_same_v<typename Op::Acc, int64_t> && kWidest < 4;
   // Columns of a thread: eight bytes, but not more than four, and two where there are several inputs.
   static constexpr int kMostColumns = kInputs == 1 && !Op::kBased ? 4 : 2;
   static constexpr int kColumns = 8 / kWidest > kMostColumns ? kMostColumns : 8 / kWidest;
-  static constexpr int kLines = kSmall ? 4 : kInputs < 3 ? 16 : 8;
-  static constexpr int kColumnGroups = kInputs > 1 || Op::kBased ? 8 : 16;
-  static constexpr int kColumnBlocks = kColumnGroups == 16 || kLargeMap || (kInputs == 2 && kWidest >= 4) ? 2
-                                       : kWidest == 2 && kInputs != 2 && !Op::kHeavy                      ? 4
-                                                                                                          : 3;
+  static constexpr int kLines = kSmall ? 4 : kInputs < 3 || (kWidest == 2 && kPlain && !Op::kHeavy) ? 16 : 8;
+  static constexpr int kColumnGroups = kInputs > 1 || Op::kBased || (kWidest == 4 && kPlain) ? 8 : 16;
+  static constexpr int kColumnBlocks = kColumnGroups == 16 || (kInputs == 2 && kWidest >= 4) || (kLargeMap && !kPlain)
+                                           ? 2
+                                       : kInputs == 1 && kPlain && (kWidest == 2 || !Op::kBased) ? 4
+                                                                                                 : 3;
 };
 template <class Op>
 constexpr int kLongTile = Tuning<Op>::kLongWarps * Share<Op, Tuning<Op>::kLongRun>::kItems;
@@ -119,7 +128,7 @@ void launch_rows(const Op &op, const Geometry &g, Stream stream) {
          std::countr_zero(unsigned(warps)), shift);
 }
 
-// The words of a long scan, zeroed by one memset.
+// The words of a long scan, zeroed by a kernel of their own.
 template <class Op>
 struct LongWorkspace {
   LongTiles tiles = {};
@@ -136,8 +145,11 @@ struct LongWorkspace {
     begin = base;
     bytes = workspace.size();
   }
+  // For a kernel that starts early.
   void clear(Stream stream) const {
-    check_cuda(cudaMemsetAsync(begin, 0, bytes, static_cast<cudaStream_t>(stream)), "cudaMemsetAsync");
+    const int64_t pieces = int64_t(bytes / sizeof(uint4));
+    launch(clear_pieces<uint4>, {std::min<int64_t>(ceil_div(pieces, 256), 256), 256, 0, true}, stream,
+           reinterpret_cast<uint4 *>(begin), pieces);
   }
 };
 
@@ -153,7 +165,7 @@ void launch_long(const Op &op, const Geometry &g, std::byte *base, Stream stream
   // As many blocks as the card holds; each takes tiles until there are no more. One is the scanner's.
   const int64_t blocks =
       std::min<int64_t>(workspace.tiles.total, int64_t(attribute(cudaDevAttrMultiProcessorCount)) * kBlocks - 1) + 1;
-  launch(kernel, {blocks, kWarps * kWarp, bytes}, stream, op, g, accesses_of<Op, kRun>(g), workspace.tiles);
+  launch(kernel, {blocks, kWarps * kWarp, bytes, true}, stream, op, g, accesses_of<Op, kRun>(g), workspace.tiles);
 }
 
 // Whether the copy engine can bring and take all rows: elements are neighbours, in one direction.
@@ -166,17 +178,19 @@ bool neighbours(const Geometry &g) {
 }
 
 template <class Op, int kRun = Tuning<Op>::kLongRun, int kWarps = Tuning<Op>::kLongWarps,
-          int kStages = Tuning<Op>::kLongStages, int kAhead = Tuning<Op>::kLongAhead>
+          int kGroups = Tuning<Op>::kLongGroups, int kStages = Tuning<Op>::kLongStages,
+          int kAhead = Tuning<Op>::kLongAhead>
 void launch_stream(const Op &op, const Geometry &g, std::byte *base, Stream stream) {
-  using S = StreamShape<Op, kRun, kWarps, kStages>;
+  using S = StreamShape<Op, kRun, kWarps, kGroups, kStages>;
   const LongWorkspace<Op> workspace(g, S::kTile, base);
-  const auto kernel = scan_stream<Op, kRun, kWarps, kStages, kAhead>;
+  const bool reverse = accesses_of<Op, kRun>(g).of[0] == kBackward;
+  const auto kernel = reverse ? scan_stream<Op, true, kRun, kWarps, kGroups, kStages, kAhead>
+                              : scan_stream<Op, false, kRun, kWarps, kGroups, kStages, kAhead>;
   allow_shared(reinterpret_cast<const void *>(kernel), S::kSharedBytes);
   workspace.clear(stream);
   const int64_t blocks =
       std::min<int64_t>(int64_t(workspace.tiles.total) + 1, attribute(cudaDevAttrMultiProcessorCount));
-  launch(kernel, {blocks, S::kThreads, S::kSharedBytes}, stream, op, g, accesses_of<Op, kRun>(g).of[0] == kBackward,
-         workspace.tiles);
+  launch(kernel, {blocks, S::kThreads, S::kSharedBytes, true}, stream, op, g, workspace.tiles);
 }
 
 // One slot for each column's carry, zeroed by one memset.

@@ -3,8 +3,10 @@
 //
 // Each block takes tiles by ticket. It holds a tile in registers, publishes its aggregate, and only
 // then finishes the tile that it took before, whose prefix has had the time to come. One
-// warp in the whole grid, the scanner, reads the aggregates, folds them in batches of 128 in a fixed
-// order and publishes each tile's prefix. Nothing depends on timing but when, never what.
+// block in the whole grid, the scanner, reads the aggregates, folds them in batches of 32 in a fixed
+// order and publishes each tile's prefix. Its warps take batches in turn: each folds its own as the
+// aggregates come, and only the value after a batch goes from warp to warp. Nothing depends on timing
+// but when, never what.
 //
 // Progress: tickets are handed out in order and the scanner has the first. A tile waits for the
 // aggregates of the tiles before it, and whoever drew them publishes them without waiting. The
@@ -51,8 +53,17 @@ __device__ __forceinline__ V await(const uint64_t *from, uint32_t mark) {
   return value;
 }
 
-constexpr int kScannerTiles = 4;  // of a lane
 constexpr uint32_t kReady = 1;
+constexpr int kScannerWarps = 8;
+
+// Zeroes what blocks tell each other before the kernel that does, which may come to its wait meanwhile.
+template <class Piece>
+__global__ void clear_pieces(Piece *pieces, int64_t count) {
+  let_next_kernel_start();
+  wait_for_earlier_work();
+  for (int64_t i = blockIdx.x * int64_t(blockDim.x) + threadIdx.x; i < count; i += int64_t(gridDim.x) * blockDim.x)
+    pieces[i] = {};
+}
 
 struct LongTiles {
   uint32_t total;
@@ -62,90 +73,93 @@ struct LongTiles {
   uint64_t *prefixes;
 };
 
+// The value before a batch of tiles, on its way to the scanner's warp that has the batch: words beside marks here
+// too, and by atomic operations, so that no fences are needed. Two places do: who writes to one has the value after
+// what was there last.
+template <class V>
+struct Relay {
+  using Word = unsigned long long;
+  Word word[2][Words<V>::count];
+
+  // By one thread, before the first batch.
+  __device__ __forceinline__ void clear() {
+    for (auto &place : word)
+      for (Word &one : place) one = 0;
+  }
+  // By one lane.
+  __device__ __forceinline__ void hand_on(uint32_t batch, const V &value) {
+    const Words<V> words = to_words(value);
+#pragma unroll
+    for (int i = 0; i < Words<V>::count; ++i) atomicExch(&word[batch % 2][i], Word(batch) << 32 | words.word[i]);
+  }
+  // By all lanes; whether it had come.
+  __device__ __forceinline__ bool take_over(uint32_t batch, V &value, int lane) {
+    const bool reads = lane < Words<V>::count;
+    const Word one = reads ? atomicOr(&word[batch % 2][lane], 0) : 0;
+    if (!__all_sync(kAll, !reads || uint32_t(one >> 32) == batch)) return false;
+    Words<V> words;
+#pragma unroll
+    for (int i = 0; i < Words<V>::count; ++i) words.word[i] = __shfl_sync(kAll, uint32_t(one), i);
+    value = from_words<V>(words);
+    return true;
+  }
+};
+
+// One warp of the `warps` that the scanner has.
 template <class Op>
-__device__ __forceinline__ void scanner(const Op &op, const LongTiles &tiles, int lane) {
+__device__ __forceinline__ void scanner(const Op &op, const LongTiles &tiles, Relay<typename Op::Value> &relay,
+                                        int warp, int warps, int lane) {
   using Map = typename Op::Map;
   using Value = typename Op::Value;
   constexpr size_t kMapWords = Words<Map>::count;
   constexpr size_t kValueWords = Words<Value>::count;
-  constexpr uint32_t kBatch = kWarp * kScannerTiles;
-  Value carry = op.start();
-  for (uint32_t base = 0; base < tiles.total; base += kBatch) {
-    const uint32_t count = min(kBatch, tiles.total - base);
-    Map map[kScannerTiles];
-    bool have[kScannerTiles];
-    bool head[kScannerTiles];  // a row begins here
-#pragma unroll
-    for (int q = 0; q < kScannerTiles; ++q) {
-      have[q] = false;
-      head[q] = (base + lane * kScannerTiles + q) % tiles.per_row == 0;
-      map[q] = op.identity();
-    }
-    uint32_t published = 0;
+  const uint32_t batches = (tiles.total - 1) / kWarp + 1;
+  for (uint32_t batch = warp; batch < batches; batch += warps) {
+    const uint32_t tile = batch * kWarp + lane;
+    const int count = int(min(uint32_t(kWarp), tiles.total - batch * kWarp));
+    const bool head = tile % tiles.per_row == 0;  // a row begins here
+    bool have = lane >= count;
+    Map map = op.identity();
+    // Of the tiles of the batch up to this lane's and before it, since the last row began.
+    Map folded = map;
+    Map before = map;
+    uint32_t restarted = 0;
+    uint32_t before_restarted = 0;
+    Value carry = op.start();
+    bool carries = batch == 0;
+    int reached = 0;
+    int published = 0;
     while (published < count) {
-      int leading = 0;
-      Map got[kScannerTiles];
-      bool ready[kScannerTiles];
+      if (!have) have = receive(tiles.aggregates + tile * kMapWords, map, kReady);
+      const uint32_t ready = __ballot_sync(kAll, have);
+      const int leading = min(ready == kAll ? kWarp : __ffs(int(~ready)) - 1, count);
+      if (leading > reached) {
+        reached = leading;
+        // Tiles that aren't reached count as the identity; what comes before them doesn't change.
+        folded = lane < reached ? map : op.identity();
+        restarted = lane < reached && head;
 #pragma unroll
-      for (int q = 0; q < kScannerTiles; ++q) {
-        const uint32_t index = lane * kScannerTiles + q;
-        ready[q] = false;
-        if (!have[q] && index < count)
-          ready[q] = receive(tiles.aggregates + (base + index) * kMapWords, got[q], kReady);
-      }
-#pragma unroll
-      for (int q = 0; q < kScannerTiles; ++q) {
-        if (ready[q]) {
-          map[q] = got[q];
-          have[q] = true;
+        for (int distance = 1; distance < kWarp; distance *= 2) {
+          const Map left = shuffle_up(folded, distance);
+          const uint32_t left_restarted = __shfl_up_sync(kAll, restarted, distance);
+          if (lane >= distance) {
+            if (!restarted) folded = op.combine(left, folded);
+            restarted |= left_restarted;
+          }
         }
-        if (have[q] && leading == q) leading = q + 1;
+        before = exclusive_of(op, folded, lane);
+        before_restarted = __shfl_up_sync(kAll, restarted, 1);
+        if (lane == 0) before_restarted = 0;
       }
-      const uint32_t full = __ballot_sync(kAll, leading == kScannerTiles);
-      const int lanes = full == kAll ? kWarp : __ffs(int(~full)) - 1;
-      const int rest = __shfl_sync(kAll, leading, lanes & (kWarp - 1));
-      const uint32_t reached = lanes == kWarp ? kBatch : uint32_t(lanes * kScannerTiles + rest);
-      if (reached <= published) continue;
-      // Tiles that aren't reached count as the identity; what comes before them doesn't change.
-      Map folded = op.identity();
-      uint32_t restarted = 0;
-#pragma unroll
-      for (int q = 0; q < kScannerTiles; ++q) {
-        if (lane * kScannerTiles + q >= reached) continue;
-        folded = head[q] ? map[q] : op.combine(folded, map[q]);
-        restarted |= head[q];
-      }
-#pragma unroll
-      for (int distance = 1; distance < kWarp; distance *= 2) {
-        const Map left = shuffle_up(folded, distance);
-        const uint32_t left_restarted = __shfl_up_sync(kAll, restarted, distance);
-        if (lane >= distance) {
-          if (!restarted) folded = op.combine(left, folded);
-          restarted |= left_restarted;
-        }
-      }
-      Map before = shuffle_up(folded, 1);
-      uint32_t before_restarted = __shfl_up_sync(kAll, restarted, 1);
-      if (lane == 0) {
-        before = op.identity();
-        before_restarted = 0;
-      }
-#pragma unroll
-      for (int q = 0; q < kScannerTiles; ++q) {
-        const uint32_t index = lane * kScannerTiles + q;
-        if (index >= reached) continue;
-        if (index >= published && !head[q])
-          publish(tiles.prefixes + (base + index) * kValueWords,
-                  Value(op.apply(before, before_restarted ? op.start() : carry)), kReady);
-        before = head[q] ? map[q] : op.combine(before, map[q]);
-        before_restarted |= head[q];
-      }
+      if (!carries) carries = relay.take_over(batch, carry, lane);
+      if (!carries || reached == published) continue;
+      if (reached == count && lane == count - 1)
+        relay.hand_on(batch + 1, op.apply(folded, restarted ? op.start() : carry));
+      if (lane >= published && lane < reached && !head)
+        publish(tiles.prefixes + tile * kValueWords, Value(op.apply(before, before_restarted ? op.start() : carry)),
+                kReady);
       published = reached;
-      if (published == count) {
-        const Map all = shuffle(folded, kWarp - 1);
-        const uint32_t all_restarted = __shfl_sync(kAll, restarted, kWarp - 1);
-        carry = op.apply(all, all_restarted ? op.start() : carry);
-      }
+      __syncwarp();
     }
   }
 }
@@ -170,13 +184,20 @@ __global__ void __launch_bounds__(kWarps *kWarp, kBlocks)
   __shared__ Map totals[kWarps];
   __shared__ Value prefix;
   __shared__ uint32_t ticket;
+  __shared__ Relay<Value> relay;
   const int lane = int(threadIdx.x) % kWarp;
   const int warp = int(threadIdx.x) / kWarp;
   std::byte *stage = stages + warp * Tile::kStageBytes;
-  if (threadIdx.x == 0) ticket = atomicAdd(tiles.ticket, 1u);
+  wait_for_earlier_work();
+  if (threadIdx.x == 0) {
+    ticket = atomicAdd(tiles.ticket, 1u);
+    relay.clear();
+  }
   __syncthreads();
+  let_next_kernel_start();
   if (ticket == 0) {
-    if (warp == 0) scanner(op, tiles, lane);
+    constexpr int kScanners = kWarps < kScannerWarps ? kWarps : kScannerWarps;
+    if (warp < kScanners) scanner(op, tiles, relay, warp, kScanners, lane);
     return;
   }
   const auto row_of = [&](uint32_t tile) { return int64_t(tile / tiles.per_row); };

@@ -316,6 +316,17 @@ BARACUDA_HD inline float log2_of(float x) {
   return std::log2(x);
 #endif
 }
+// With -infinity as the lowest finite number.
+BARACUDA_HD inline float finite_below(float x) {
+  const float lowest = -3.40282347e38f;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  float y;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(x), "f"(lowest));
+  return y;
+#else
+  return x < lowest ? lowest : x;
+#endif
+}
 // The larger one; a NaN only if both are.
 BARACUDA_HD inline float larger_of(float a, float b) { return fmaxf(a, b); }
 BARACUDA_HD inline double larger_of(double a, double b) { return ::fmax(a, b); }
@@ -498,7 +509,7 @@ struct Affine {
 
 template <class V>
 BARACUDA_HD inline V affine_apply(const Affine<V> &map, V value) {
-  return is_zero(value) ? map.b : add(multiply(map.a, value), map.b);
+  return either(is_zero(value), map.b, add(multiply(map.a, value), map.b));
 }
 template <class V>
 BARACUDA_HD inline Affine<V> affine_combine(const Affine<V> &l, const Affine<V> &r) {
@@ -579,6 +590,10 @@ struct LogSumExpRatios : AffineBasics<A, A, 1> {
     const A c = ratio(item.next, item.in[2]);
     return {c, c * item.in[0]};
   }
+  BARACUDA_HD Map extend(const Map &l, const Item &item) const {
+    const A c = ratio(item.next, item.in[2]);
+    return {l.a * c, c * (item.in[0] + l.b)};
+  }
   BARACUDA_HD A step(A value, const Item &item, Result &result) const {
     const A sum = item.in[0] + value;
     result.out[0] = ratio(item.in[1], item.in[2]) * sum;
@@ -587,9 +602,7 @@ struct LogSumExpRatios : AffineBasics<A, A, 1> {
 
  private:
   // exp(p - q). Where an output is -inf, so are the elements up to there, whose share is 0.
-  BARACUDA_HD static A ratio(A p, A q) {
-    return exp2_of((p - (q == -infinity<A>() ? A(0) : q)) * A(1.4426950408889634));
-  }
+  BARACUDA_HD static A ratio(A p, A q) { return exp2_of((p - finite_below(q)) * A(1.4426950408889634)); }
 };
 
 // A sum that starts again behind each record.
@@ -615,6 +628,9 @@ struct ExtremumGradientBasics : Basics<V, 1, A> {
     return either(map.restarted != 0, map.sum, add(value, map.sum));
   }
   BARACUDA_HD Map map_of(A dy, bool record) const { return {carried<V>(kExclusive || !record ? dy : A(0)), record}; }
+  BARACUDA_HD Map extend_by(const Map &l, A dy, bool record) const {
+    return {either(record, carried<V>(kExclusive ? dy : A(0)), add(l.sum, dy)), l.restarted | uint32_t(record)};
+  }
   BARACUDA_HD V step_of(V value, A dy, bool record, Result &result) const {
     const V sum = add(value, dy);
     const A shown = rounded(kExclusive ? value : sum);
@@ -633,6 +649,9 @@ struct MarkedExtremumGradient : ExtremumGradientBasics<T, A, kExclusive> {
   using Inputs = List<T, Boolean>;
   using Item = Element<A, 2>;
   BARACUDA_HD Map map(const Item &item) const { return this->map_of(item.in[0], item.in[1] != A(0)); }
+  BARACUDA_HD Map extend(const Map &l, const Item &item) const {
+    return this->extend_by(l, item.in[0], item.in[1] != A(0));
+  }
   BARACUDA_HD Value step(Value value, const Item &item, Result &result) const {
     return this->step_of(value, item.in[0], item.in[1] != A(0), result);
   }
@@ -653,6 +672,7 @@ struct ExtremumGradient : ExtremumGradientBasics<T, A, false> {
   // Any number that differs.
   BARACUDA_HD static A behind(A last) { return last == A(0) ? A(1) : A(0); }
   BARACUDA_HD Map map(const Item &item) const { return this->map_of(item.in[0], record(item)); }
+  BARACUDA_HD Map extend(const Map &l, const Item &item) const { return this->extend_by(l, item.in[0], record(item)); }
   BARACUDA_HD Value step(Value value, const Item &item, Result &result) const {
     return this->step_of(value, item.in[0], record(item), result);
   }

@@ -6,6 +6,7 @@
 // a multiplication is one fused multiply-add away.
 #pragma once
 
+#include <cmath>
 #include <type_traits>
 
 #include "runtime/exact.h"
@@ -61,11 +62,15 @@ BARACUDA_HD inline Twofold<A> multiply(Twofold<A> a, Twofold<A> b) {
   return {product.high, multiply_add(a.high, b.low, product.low)};
 }
 
-// As one number. Where it is infinite, what was lost is not a number.
+// As one number. Where it is infinite, what was lost is not a number, and any number does in its place.
 template <class A>
 BARACUDA_HD inline A rounded(Twofold<A> a) {
-  const A sum = a.high + a.low;
-  return sum == sum ? sum : a.high;
+  constexpr A kAny = -3e38f;
+#if defined(__CUDA_ARCH__)
+  return a.high + (std::is_same_v<A, float> ? A(fmaxf(a.low, kAny)) : A(::fmax(a.low, kAny)));
+#else
+  return a.high + (a.low > kAny ? a.low : kAny);
+#endif
 }
 template <class A>
 BARACUDA_HD inline A rounded(A a) {
