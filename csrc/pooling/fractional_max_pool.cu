@@ -27,7 +27,7 @@ size_t real_size(DLDataType dtype) { return dtype == DTypeOf<double>::value ? si
 
 }  // namespace
 
-PoolRowsShape pool_rows_shape(const PoolProblem &problem, size_t real_size) {
+PoolRowsShape pool_rows_shape(const PoolProblem &problem, size_t real_size, size_t element_size) {
   constexpr int64_t kMostShared = 16 * 1024;
   PoolRowsShape shape;
   const int64_t fast = problem.axis[kFast].out;
@@ -35,10 +35,11 @@ PoolRowsShape pool_rows_shape(const PoolProblem &problem, size_t real_size) {
   // Positions within a plane are 32-bit there.
   if (problem.out_plane() >= kNarrowLimit || problem.in_plane() >= kNarrowLimit) return shape;
   const int64_t row_pairs = std::max<int64_t>(2, ceil_div(fast, 2));
-  // What a block works out before it begins is worth many outputs; but there should be blocks for all.
+  // What a block works out before it begins is worth many outputs; but it can ask for so many bytes ahead only,
+  // and there should be blocks for all.
   constexpr int64_t kWantedBlocks = int64_t(132) * kPoolBlocks * 2;
   const int64_t total = problem.planes() * plane_rows * row_pairs;
-  int64_t most = 1024;
+  int64_t most = element_size == 2 ? 2048 : element_size == 4 ? 1536 : 1024;
   while (most > 512 && total / most < kWantedBlocks) most /= 2;
   for (int64_t rows = std::max<int64_t>(1, most / row_pairs); rows > 0; rows /= 2) {
     const int64_t planes = (rows + plane_rows - 2) / plane_rows + 1;
@@ -238,7 +239,7 @@ void fractional_max_pool_backward_cuda(const PoolBackward &call, Stream stream) 
 }
 
 const char *fractional_max_pool_path(const PoolProblem &problem, DLDataType dtype) {
-  return pool_rows_shape(problem, real_size(dtype)).rows > 0 ? "rows" : "any";
+  return pool_rows_shape(problem, real_size(dtype), dtype.bits / 8).rows > 0 ? "rows" : "any";
 }
 
 const char *fractional_max_pool_backward_path(const PoolProblem &problem, DLDataType dtype) {

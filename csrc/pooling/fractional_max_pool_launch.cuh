@@ -13,7 +13,7 @@ struct PoolRowsShape {
   int32_t row_pairs = 0;
   size_t shared = 0;
 };
-PoolRowsShape pool_rows_shape(const PoolProblem &problem, size_t real_size);
+PoolRowsShape pool_rows_shape(const PoolProblem &problem, size_t real_size, size_t element_size);
 
 // How pool_tiles cuts the work; 0 slots where a thread can't hold its sums.
 struct PoolTilesShape {
@@ -145,7 +145,7 @@ void launch_pool(const PoolForward &call, Stream stream) {
   using Real = typename PoolReal<T>::type;
   const PoolProblem &problem = call.problem;
   if (pool_row_major(problem, call.y, false) && (!call.indices.data || pool_row_major(problem, call.indices, false))) {
-    const PoolRowsShape shape = pool_rows_shape(problem, sizeof(Real));
+    const PoolRowsShape shape = pool_rows_shape(problem, sizeof(Real), sizeof(T));
     if (shape.rows > 0) {
       launch_pool_rows<T, Index>(call, shape, stream);
       return;
