@@ -174,6 +174,8 @@ PROBLEMS = {
     "3d single": ((2, 1), (4, 4, 5), (2, 3, 1), (1, 1, 1)),
     "3d patch": ((1, 2), (4, 48, 50), (2, 2, 2), (2, 34, 35)),
     "3d channels": ((1, 10), (4, 5, 6), (2, 2, 2), (2, 3, 4)),
+    "2d wide": ((1, 3), (9, 126), (2, 2), (6, 90)),
+    "3d wide": ((1, 3), (5, 17, 50), (2, 2, 2), (3, 12, 36)),
 }
 
 
@@ -243,12 +245,16 @@ def test_layouts(backend: Backend, input_layout: str, output_layout: str) -> Non
         pytest.param((1, 1), (40, 20, 33), (2, 2, 2), (28, 14, 23), id="3d"),
         pytest.param((1, 1), (9, 9, 9), (3, 3, 3), (20, 21, 22), id="3d, more outputs than cells"),
         pytest.param((1, 2), (7, 100, 126), (2, 3, 2), (5, 69, 88), id="3d, several patches"),
+        pytest.param((2, 2), (37, 253), (2, 2), (30, 179), id="2d, wide rows"),
+        pytest.param((1, 7), (33, 104), (3, 2), (20, 93), id="2d, wide rows, ratio 0.9"),
+        pytest.param((1, 4), (19, 70, 95), (2, 2, 2), (12, 50, 68), id="3d, wide rows"),
     ],
 )
 def test_extents(backend: Backend, planes: tuple[int, int], shape: Extents, window: Extents, out: Extents) -> None:
-    rng = np.random.default_rng(9)
-    x = draw(rng, (*planes, *shape), "float32")
-    check(backend, x, window, out, draw_samples(rng, *planes, len(shape)))
+    for dtype in ("float32", "float16"):
+        rng = np.random.default_rng(9)
+        x = draw(rng, (*planes, *shape), dtype)
+        check(backend, x, window, out, draw_samples(rng, *planes, len(shape)))
 
 
 @given(st.data())
@@ -561,11 +567,13 @@ def test_bad_indices_add_nothing(backend: Backend, index_dtype: str, rank: int, 
 
 
 @pytest.mark.parametrize("index_dtype", ["int32", "int64"])
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
 @pytest.mark.parametrize(
-    ("shape", "out"), [((30, 13), (21, 9)), ((30, 13, 17), (21, 9, 12)), ((5, 50, 60), (4, 35, 42))]
+    ("shape", "out"),
+    [((30, 13), (21, 9)), ((30, 13, 17), (21, 9, 12)), ((5, 50, 60), (4, 35, 42)), ((20, 130), (14, 92))],
 )
 def test_random_indices_agree_on_all_devices_and_paths(
-    backend: Backend, shape: Extents, out: Extents, index_dtype: str
+    backend: Backend, shape: Extents, out: Extents, dtype: str, index_dtype: str
 ) -> None:
     rng = np.random.default_rng(12)
     window = (2,) * len(shape)
@@ -573,7 +581,13 @@ def test_random_indices_agree_on_all_devices_and_paths(
     indices = rng.integers(-3, 2 * 9 * cells + 3, (2, 9, *out)).astype(index_dtype)
     # Many to one cell, and many near where they belong.
     indices[0] = (np.arange(math.prod(out)) * cells // math.prod(out)).reshape(out)
-    dy = rng.standard_normal(indices.shape).astype(np.float32)
+    # Any that the output could name for some samples, though not all for the same ones.
+    near = (9 + np.arange(4, 9)).reshape(5, *(1 for _ in out)) + np.zeros((5, *out), int)
+    for axis, (n, o) in enumerate(zip(shape, out, strict=True)):
+        starts = (np.arange(o) * (n - 2) // (o - 1)).reshape([-1 if a == axis else 1 for a in range(len(out))])
+        near = near * n + np.minimum(starts + rng.integers(0, 3, near.shape), n - 1)
+    indices[1, 4:] = near
+    dy = rng.standard_normal(indices.shape).astype(dtype)
     expected = backward(Backend("cpu"), dy, indices, shape, window)
     for layout in ("row_major", "channels_last"):
         assert_same_bits(backward(backend, dy, indices, shape, window, layouts=(layout, layout)), expected)
