@@ -121,6 +121,64 @@ PoolPatchesShape pool_patches_shape(const PoolProblem &problem, size_t real_size
   return shape;
 }
 
+PoolRunsShape pool_runs_shape(const PoolProblem &problem, size_t element_size) {
+  constexpr int64_t kMostShared = kProcessorShared / 3 - 1024;
+  constexpr int64_t kSolidCells = 1024;  // of a run in three dimensions
+  PoolRunsShape shape;
+  const PoolAxis *axis = problem.axis;
+  const PoolAxis &slow = axis[kSlow];
+  const PoolAxis &fast = axis[kFast];
+  const bool flat = pool_is_flat(problem);
+  const PoolAxis &banded = axis[flat ? kFast : kMiddle];
+  const RunTuning tuning = run_tuning(flat, element_size);
+  const int64_t group = tuning.vectors * kLanes;
+  const int64_t reach = window_reach(fast);
+  // Of two outputs in a row, the later one's window has to begin later.
+  const bool ordered = fast.out > 1 && fast.below == 0 && fast.last_start() >= fast.out - 1 + fast.tie;
+  if (tuning.vectors == 0 || !ordered || reach > kRunReach || problem.in_plane() >= kNarrowLimit ||
+      problem.out_plane() >= kNarrowLimit)
+    return shape;
+  int64_t band = 0;
+  if (flat) {
+    constexpr int64_t kWhole = 8;  // columns, so that lines are written whole
+    int64_t bands = 0;
+    do {
+      ++bands;
+      band = ceil_div(ceil_div(fast.in, bands), kWhole) * kWhole;
+    } while (windows_over_most(fast, band) > group && band > kWhole);
+  } else {
+    band = std::min<int64_t>(banded.in, kSolidCells / fast.in);
+    // Outputs that a warp takes at once may lie in two rows, but then not within reach of each other.
+    if (band == 0 || fast.out < kLanes - 1 + reach) return shape;
+  }
+  const int64_t bands = ceil_div(banded.in, band);
+  const int64_t over_band = windows_over_most(banded, band);
+  const int64_t outputs = over_band * (flat ? 1 : fast.out);
+  const int64_t groups = ceil_div(outputs, group);
+  const int64_t blocks_planes = ceil_div(problem.planes(), kRunWarps);
+  // Lanes without an output, warps without a plane, and outputs that several warps read are wasted.
+  if ((flat && groups > 1) || 6 * outputs < 5 * groups * group ||
+      4 * problem.planes() < 3 * blocks_planes * kRunWarps || 5 * over_band * banded.in > 8 * band * banded.out ||
+      blocks_planes * bands >= kNarrowLimit / 32)
+    return shape;
+  const int64_t slots = window_reach(slow);
+  const int64_t slot_bytes = ceil_div(band * (flat ? 1 : fast.in) * int64_t(sizeof(float)), 16) * 16;
+  const int64_t fixed = groups * group * int64_t(sizeof(PoolRunOutput)) + kRunWarps * slots * slot_bytes;
+  if (fixed > kMostShared) return shape;
+  const int64_t at_once = kProcessors * std::min<int64_t>(tuning.blocks, kProcessorShared / (fixed + 2048));
+  const int64_t strip = pool_strip(slow, slots, blocks_planes * bands, at_once, INT64_MAX);
+  if (strip == 0) return shape;
+  shape.outputs_at = int32_t(ceil_div(windows_over_most(slow, strip) * int64_t(sizeof(PoolSpan)), 16) * 16);
+  shape.sums_at = int32_t(shape.outputs_at + groups * group * int64_t(sizeof(PoolRunOutput)));
+  shape.shared = size_t(shape.outputs_at + fixed);
+  shape.slots = int32_t(slots);
+  shape.strip = int32_t(strip);
+  shape.band = int32_t(band);
+  shape.groups = int32_t(groups);
+  shape.slot_bytes = int32_t(slot_bytes);
+  return shape;
+}
+
 PoolTilesShape pool_tiles_shape(const PoolProblem &problem, size_t real_size, size_t element_size, bool unit) {
   constexpr int64_t kMostSums = 64 * 1024;
   constexpr int64_t kMostGather = 64;
@@ -243,6 +301,7 @@ const char *fractional_max_pool_path(const PoolProblem &problem, DLDataType dtyp
 }
 
 const char *fractional_max_pool_backward_path(const PoolProblem &problem, DLDataType dtype) {
+  if (pool_runs_shape(problem, dtype.bits / 8).slots > 0) return "runs";
   if (pool_patches_shape(problem, real_size(dtype)).slots > 0) return "patches";
   return pool_tiles_shape(problem, real_size(dtype), dtype.bits / 8, true).slots > 0 ? "tiles" : "any";
 }

@@ -40,6 +40,18 @@ struct PoolPatchesShape {
   size_t shared = 0;
 };
 PoolPatchesShape pool_patches_shape(const PoolProblem &problem, size_t real_size);
+// How pool_runs cuts the work; 0 slots where it can't.
+struct PoolRunsShape {
+  int32_t slots = 0;
+  int32_t strip = 0;
+  int32_t band = 0;
+  int32_t groups = 0;
+  int32_t slot_bytes = 0;
+  int32_t outputs_at = 0;
+  int32_t sums_at = 0;
+  size_t shared = 0;
+};
+PoolRunsShape pool_runs_shape(const PoolProblem &problem, size_t element_size);
 // Whether the middle axis has nothing to say.
 inline bool pool_is_flat(const PoolProblem &problem) {
   return problem.axis[kMiddle].in == 1 && problem.axis[kMiddle].out == 1;
@@ -224,6 +236,59 @@ bool launch_pool_patches(const PoolBackward &call, Stream stream) {
   return true;
 }
 
+template <class T, class Index, bool kFlat>
+void launch_pool_runs(const PoolRunsCall &call, Grid grid, Stream stream) {
+  constexpr RunTuning kTuning = run_tuning(kFlat, sizeof(T));
+  if constexpr (kTuning.vectors > 0) {
+    const auto kernel = pool_runs<T, Index, kFlat, kTuning.vectors, kTuning.sets, kTuning.blocks>;
+    allow_shared(kernel, grid.shared_bytes);
+    launch(kernel, grid, stream, call);
+  }
+}
+
+// Whether the slices of a view are contiguous.
+inline bool pool_whole_slices(const PoolProblem &problem, const PoolView &view, bool of_inputs) {
+  const auto extent = [&](int axis) { return of_inputs ? problem.axis[axis].in : problem.axis[axis].out; };
+  return pool_unit(view, extent(kFast)) && (extent(kMiddle) == 1 || view.axis[kMiddle] == extent(kFast));
+}
+
+template <class T, class Index>
+bool launch_pool_runs(const PoolBackward &call, Stream stream) {
+  const PoolProblem &problem = call.problem;
+  const PoolAxis *axis = problem.axis;
+  const PoolRunsShape shape = pool_runs_shape(problem, sizeof(T));
+  if (shape.slots == 0 || !pool_whole_slices(problem, call.dy, false) ||
+      !pool_whole_slices(problem, call.indices, false) || !pool_whole_slices(problem, call.dx, true))
+    return false;
+  const bool flat = pool_is_flat(problem);
+  PoolRunsCall runs = {};
+  runs.problem = problem;
+  runs.dy = call.dy;
+  runs.indices = call.indices;
+  runs.dx = call.dx;
+  runs.accumulate = call.accumulate;
+  runs.aligned = pool_whole_packs<T>(problem, call.dx);
+  runs.strip = shape.strip;
+  runs.strips = int32_t(ceil_div(axis[kSlow].in, shape.strip));
+  runs.band = shape.band;
+  runs.bands = int32_t(ceil_div(axis[flat ? kFast : kMiddle].in, shape.band));
+  runs.groups = shape.groups;
+  runs.slots = shape.slots;
+  runs.slot_bytes = uint32_t(shape.slot_bytes);
+  runs.outputs_at = shape.outputs_at;
+  runs.sums_at = shape.sums_at;
+  runs.slice = ShortDivider(uint32_t(axis[kMiddle].in) * uint32_t(axis[kFast].in));
+  runs.row = ShortDivider(uint32_t(axis[kFast].in));
+  const Grid grid = {ceil_div(problem.planes(), kRunWarps) * runs.strips * runs.bands, kRunWarps * kLanes,
+                     shape.shared};
+  if (flat) {
+    launch_pool_runs<T, Index, true>(runs, grid, stream);
+  } else {
+    launch_pool_runs<T, Index, false>(runs, grid, stream);
+  }
+  return true;
+}
+
 template <class T, class Index>
 bool launch_pool_tiles(const PoolBackward &call, Stream stream) {
   const PoolProblem &problem = call.problem;
@@ -276,7 +341,9 @@ bool launch_pool_tiles(const PoolBackward &call, Stream stream) {
 template <class T, class Index>
 void launch_pool_backward(const PoolBackward &call, Stream stream) {
   const PoolProblem &problem = call.problem;
-  if (launch_pool_patches<T, Index>(call, stream) || launch_pool_tiles<T, Index>(call, stream)) return;
+  if (launch_pool_runs<T, Index>(call, stream) || launch_pool_patches<T, Index>(call, stream) ||
+      launch_pool_tiles<T, Index>(call, stream))
+    return;
   PoolAnyBackward any = {call, pool_order(problem, call.dx, true), false};
   const int64_t entries = int64_t(problem.axis[kSlow].in) + problem.axis[kMiddle].in + problem.axis[kFast].in;
   any.table = pool_table_fits<PoolRange>(entries);
