@@ -157,7 +157,7 @@ PoolRunsShape pool_runs_shape(const PoolProblem &problem, size_t element_size) {
   const int64_t groups = ceil_div(outputs, group);
   const int64_t blocks_planes = ceil_div(problem.planes(), kRunWarps);
   // Lanes without an output, warps without a plane, and outputs that several warps read are wasted.
-  if ((flat && groups > 1) || 3 * outputs < 2 * groups * group ||
+  if ((flat && groups > 1) || 6 * outputs < 5 * groups * group ||
       4 * problem.planes() < 3 * blocks_planes * kRunWarps || 5 * over_band * banded.in > 8 * band * banded.out ||
       blocks_planes * bands >= kNarrowLimit / 32)
     return shape;
