@@ -529,8 +529,11 @@ __device__ __forceinline__ void run(const Op &op, typename Op::Value value, cons
     A after = multiply_add(sum, scale, carry);
     if (base == base && Op::well_scaled(base, value, after)) {
       const A shared = larger ? base : value.base;
-      put(0, {{exclusive ? Op::shown(item(0), value) : Op::shown_scaled(item(0), after, shared)}}, value);
+      const auto put_first = [&] {
+        put(0, {{exclusive ? Op::shown(item(0), value) : Op::shown_scaled(item(0), after, shared)}}, value);
+      };
       if constexpr (kKept > 0) {
+        // Results may take the place of the sums.
         A sums[kCount];
 #pragma unroll
         for (int i = 0; i < kCount; ++i) sums[i] = common.sums[i];
@@ -539,10 +542,12 @@ __device__ __forceinline__ void run(const Op &op, typename Op::Value value, cons
 #pragma unroll
           for (int i = kCount - 1; i > 0; --i) sums[i] = sums[i - 1];
         }
+        put_first();
 #pragma unroll
         for (int i = 1; i < kCount; ++i)
           put(i, {{Op::shown_scaled(item(i), multiply_add(sums[i], scale, carry), shared)}}, value);
       } else {
+        put_first();
 #pragma unroll
         for (int i = 1; i < kCount; ++i) {
           const A before = after;
@@ -1009,7 +1014,10 @@ struct Share {
     using P = Packed<U, kRun>;
     const int first = mixed<P::kPieces>(lane * P::kPieces);
 #pragma unroll
-    for (int p = 0; p < P::kPieces; ++p) run.store_piece(p, stage + (first ^ p) * P::kPieceBytes);
+    for (int p = 0; p < P::kPieces; ++p) {
+      const int piece = std::has_single_bit(unsigned(P::kPieces)) ? first ^ p : mixed<P::kPieces>(lane * P::kPieces + p);
+      run.store_piece(p, stage + piece * P::kPieceBytes);
+    }
     __syncwarp();
     if (vectors) {
       Packed<U, P::kPieceItems> piece[P::kPieces];
