@@ -1015,7 +1015,8 @@ struct Share {
     const int first = mixed<P::kPieces>(lane * P::kPieces);
 #pragma unroll
     for (int p = 0; p < P::kPieces; ++p) {
-      const int piece = std::has_single_bit(unsigned(P::kPieces)) ? first ^ p : mixed<P::kPieces>(lane * P::kPieces + p);
+      const int piece =
+          std::has_single_bit(unsigned(P::kPieces)) ? first ^ p : mixed<P::kPieces>(lane * P::kPieces + p);
       run.store_piece(p, stage + piece * P::kPieceBytes);
     }
     __syncwarp();

@@ -22,8 +22,8 @@ struct Tuning {
   static constexpr bool kPlain =
       std::is_same_v<typename Op::Acc, float> && Op::Outputs::size == 1 && Bytes<typename Op::Outputs>::all(kWidest);
   static constexpr int kRowBlocks = kInputs == 1 ? (kRun == 32 ? 3 : 4) + kPlain
-                                    : kPlain && !Op::kBased && (kWidest == 4 || kInputs == 2) ? 3
-                                                                                              : 2;
+                                    : kPlain && !Op::kBased && (kWidest == 4 || kRestarts<Op>) ? 3
+                                                                                               : 2;
   static constexpr bool kLargeMap = sizeof(typename Op::Map) >= 16;
   // Long rows stream where all operands have elements of one size and results find room in the inputs' place. Tiles are
   // then of one shape whatever kernel takes them, so that alignment doesn't show.
