@@ -380,7 +380,6 @@ __global__ void __launch_bounds__(kMostTileThreads, sizeof(T) == sizeof(double) 
   __shared__ TileStep<Real> steps[kMostSteps];
   __shared__ uint32_t words[kRoiBatch / kLanes];
   __shared__ uint16_t found[kRoiBatch];
-  __shared__ bool touched;
   const RoiAlignProblem &problem = call.backward.problem;
   const ImageView &doutput = call.backward.doutput;
   const ImageView &dinput = call.backward.dinput;
@@ -400,10 +399,10 @@ __global__ void __launch_bounds__(kMostTileThreads, sizeof(T) == sizeof(double) 
     // Lanes without a channel of their own take part with another's, and store nothing.
     const T *const given = static_cast<const T *>(doutput.data) + doutput.plane(0, c0 + min(lane, channels - 1));
     RoiTile<T> tile;
-    if (threadIdx.x == 0) touched = false;
+    bool touched = false;  // by any RoI, for which every thread counts alike
     for (int64_t from = 0; from < problem.rois; from += kRoiBatch) {
       const int32_t count = find_rois(call, from, n, tile_row, tile_column, words, found);
-      if (threadIdx.x == 0 && count > 0) touched = true;
+      touched = touched || count > 0;
       for (int32_t k = 0; k < count; k += kLanes) {
         const TileSteps<Real> of(call, k + lane < count ? int32_t(from) + found[k + lane] : -1, tile_row, tile_column);
         for (int32_t begin = 0; begin < of.total(); begin += kMostSteps) {
