@@ -221,8 +221,8 @@ class RoiAlignBackwardPlan(Plan):
         rois (in): [R, 5], the forward's.
         dinput (out, with ``accumulate`` inout): [N, C, H, W]; all of it is written.
 
-    A cell gathers from the regions over it, in their order, in float32 (float64 for float64), rounded once. No
-    atomics: the same bits in every run.
+    A cell gathers from the regions over it, in float32 (float64 for float64), rounded once. No atomics: the same bits
+    in every run, unless the preference's ``deterministic=False`` lets few regions be added atomically.
 
     >>> import numpy as np, baracuda as bc
     >>> plan = bc.RoiAlignBackwardPlan(
