@@ -31,7 +31,8 @@ endif()
 
 if(BARACUDA_WITH_CUDA)
   target_include_directories(baracuda SYSTEM PRIVATE ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
-  set(cuda_options --expt-relaxed-constexpr -lineinfo -Xcompiler=-Wall,-Wextra)
+  # Lines for profilers and compute-sanitizer are two fifths of a kernel's bytes: not in releases.
+  set(cuda_options --expt-relaxed-constexpr $<$<CONFIG:Debug,RelWithDebInfo>:-lineinfo> -Xcompiler=-Wall,-Wextra)
   if(CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 12.8)
     # Kernels for several architectures take a third of the bytes.
     list(APPEND cuda_options --compress-mode=size)
