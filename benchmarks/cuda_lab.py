@@ -193,7 +193,7 @@ class CudaLab(Lab):
     def _warm(self, calls: Sequence[Call]) -> Sequence[Call]:
         """Calls each of them, and returns those that were called: at least two, for a slow one not all.
 
-        A call that is slow meets a cold cache on any set of buffers.
+        What the cache saves a slow call doesn't show.
         """
         calls[0]()  # may compile
         self.synchronize()

@@ -668,40 +668,6 @@ struct Slots {
   __device__ __forceinline__ bool exists(int slot) const { return (slot >> shift) < rows && place(slot) < left; }
 };
 
-// Copies kBytes to shared memory; the thread doesn't wait.
-template <int kBytes>
-__device__ __forceinline__ void copy_async(std::byte *to, const void *from) {
-  const uint32_t address = uint32_t(__cvta_generic_to_shared(to));
-  if constexpr (kBytes == 16) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(from) : "memory");
-  } else if constexpr (kBytes >= 4) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(address), "l"(from), "n"(kBytes) : "memory");
-  } else {
-    *reinterpret_cast<Unsigned<kBytes> *>(to) = *reinterpret_cast<const Unsigned<kBytes> *>(from);
-  }
-}
-// Closes a group of the thread's copies.
-__device__ __forceinline__ void close_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// Waits until at most kGroups of the thread's groups are under way.
-__device__ __forceinline__ void wait_for_copies(int groups) {
-  switch (groups) {
-    case 0:
-      asm volatile("cp.async.wait_group 0;" ::: "memory");
-      break;
-    case 1:
-      asm volatile("cp.async.wait_group 1;" ::: "memory");
-      break;
-    case 2:
-      asm volatile("cp.async.wait_group 2;" ::: "memory");
-      break;
-    case 3:
-      asm volatile("cp.async.wait_group 3;" ::: "memory");
-      break;
-    default:
-      asm volatile("cp.async.wait_group 4;" ::: "memory");
-  }
-}
-
 // `kKeeps`: whether the sums of kKeepsSums are kept from reduce() to finish().
 template <class Op, int kRun, bool kKeeps = false>
 struct Share {
@@ -805,49 +771,6 @@ struct Share {
         __syncwarp();
       });
     }
-    find_next(op, g, slots, behind, lane);
-  }
-
-  // In two steps: copies that are under way while the warp does something else, and from them the
-  // lane's run. `slot` is kSlotBytes of the warp's own.
-  static constexpr int kSlotBytes = kItems * Bytes<typename Op::Inputs>::sum;
-  template <int k>
-  static constexpr int slot_offset() {
-    if constexpr (k == 0) {
-      return 0;
-    } else {
-      return slot_offset<k - 1>() + kItems * int(sizeof(at<k - 1, typename Op::Inputs>));
-    }
-  }
-  __device__ __forceinline__ static void copy(const Geometry &g, const Accesses &access, const Slots &slots,
-                                              const Rows &rows, std::byte *slot, int lane) {
-    const bool vectors = __all_sync(kAll, whole_run(slots, lane)) && access.vectors;
-    for_each<kInputs>([&](auto k) {
-      using T = at<k(), typename Op::Inputs>;
-      using P = Packed<T, kRun>;
-      const T *own = own_row<const T>(g, k(), slots, rows);
-      std::byte *to = slot + slot_offset<k()>();
-      if (vectors) {
-        const bool backward = access.of[k()] == kBackward;
-#pragma unroll
-        for (int p = 0; p < P::kPieces; ++p) {
-          const int piece = p * kWarp + lane;
-          const int first = piece * P::kPieceItems;
-          copy_async<P::kPieceBytes>(to + mixed<P::kPieces>(piece ^ (backward ? P::kPieces - 1 : 0)) * P::kPieceBytes,
-                                     backward ? own - (first + P::kPieceItems - 1) : own + first);
-        }
-      } else {
-        store_staged(slots, own, g.step[k()], to, lane);
-      }
-    });
-  }
-  __device__ __forceinline__ void take(const Op &op, const Geometry &g, const Accesses &access, const Slots &slots,
-                                       std::byte *slot, A behind, int lane) {
-    const bool vectors = __all_sync(kAll, whole_run(slots, lane)) && access.vectors;
-    for_each<kInputs>([&](auto k) {
-      load_run<at<k(), typename Op::Inputs>>(held<k()>(raw), slot + slot_offset<k()>(), lane);
-      held<k()>(raw).turn_if(vectors && access.of[k()] == kBackward);
-    });
     find_next(op, g, slots, behind, lane);
   }
 
