@@ -238,13 +238,12 @@ struct RoiAlignForwardCall {
   Divider by_pw;
 };
 
-// All threads copy a record.
-template <int kThreads>
+// All threads copy a record; at least kRowsThreads.
 __device__ inline void copy_record(char *to, const char *from) {
   const int32_t at = int32_t(threadIdx.x) * int32_t(kRoiVector);
   const int32_t bytes = reinterpret_cast<const RoiHead *>(from)->bytes;
   if (at < kRecordStart) *reinterpret_cast<int4 *>(to + at) = *reinterpret_cast<const int4 *>(from + at);
-  for (int32_t i = kRecordStart + at; i < bytes; i += kThreads * int32_t(kRoiVector))
+  for (int32_t i = kRecordStart + at; i < bytes; i += int32_t(blockDim.x) * int32_t(kRoiVector))
     *reinterpret_cast<int4 *>(to + i) = *reinterpret_cast<const int4 *>(from + i);
 }
 
@@ -271,7 +270,7 @@ __global__ void __launch_bounds__(kRowsThreads, sizeof(T) < sizeof(float) ? 10 :
   wait_for_earlier_work();
 
   for (int64_t task = blockIdx.x; task < call.tasks; task += gridDim.x) {
-    copy_record<kRowsThreads>(shared, call.records.data + task % rois * call.records.bytes);
+    copy_record(shared, call.records.data + task % rois * call.records.bytes);
     __syncthreads();
     const RoiHead &head = *reinterpret_cast<const RoiHead *>(shared);
     const int32_t *const columns_begin = call.records.columns_begin(shared);
@@ -399,17 +398,26 @@ __global__ void __launch_bounds__(kRowsThreads, sizeof(T) < sizeof(float) ? 10 :
   }
 }
 
-// Most bins are 49, of which seven warps take as many each; where that counts.
 template <class T, bool kStaged>
-constexpr int kLinesThreads = kStaged && sizeof(T) == sizeof(float) ? 7 * kLanes : kRoiThreads;
+constexpr int kMostLinesWarps = kStaged && sizeof(T) == sizeof(float) ? 17 : 8;
+
+// Bins are shared out evenly. A large adaptive RoI takes a warp so long that others wait for it in the end, so that
+// more warps share each.
+template <class T>
+int staged_threads(const RoiAlignProblem &problem, int32_t bins) {
+  constexpr int kFewWarps = 8;
+  const int most = problem.sampling_ratio > 0 ? kFewWarps : kMostLinesWarps<T, true>;
+  const int64_t rounds = ceil_div(bins, most);
+  return std::max(int(ceil_div(bins, rounds)) * kLanes, kRowsThreads);
+}
 
 // Lanes are channels, kVector of them each. With channels of the output far apart, a block gathers some bins of all of
 // its channels before it writes them.
 template <class T, int kVector, bool kStaged>
-__global__ void __launch_bounds__(kLinesThreads<T, kStaged>)
+__global__ void __launch_bounds__(kMostLinesWarps<T, kStaged> *kLanes)
     roi_align_lines(const __grid_constant__ RoiAlignForwardCall call) {
   using Real = typename ImageReal<T>::type;
-  constexpr int kThreads = kLinesThreads<T, kStaged>;
+  const int32_t threads = int32_t(blockDim.x);
   using Pack = RoiPack<T, kVector>;
   extern __shared__ __align__(16) char shared[];
   const RoiAlignProblem &problem = call.forward.problem;
@@ -421,12 +429,13 @@ __global__ void __launch_bounds__(kLinesThreads<T, kStaged>)
   const int32_t bins = problem.pooled_h * pw_count;
   const int64_t rois = problem.rois;
   T *const staged = reinterpret_cast<T *>(shared + call.records.bytes);
-  // Between the cells of a row; of a turned map, the number of channels.
+  // Between the cells of a row; of a turned map, the number of channels. A row of that has no more elements than 32
+  // bits count.
   using Stride = std::conditional_t<kStaged, int32_t, int64_t>;
   const Stride stride = Stride(input.column);
   wait_for_earlier_work();
   for (int64_t task = blockIdx.x; task < call.tasks; task += gridDim.x) {
-    copy_record<kThreads>(shared, call.records.data + task % rois * call.records.bytes);
+    copy_record(shared, call.records.data + task % rois * call.records.bytes);
     __syncthreads();
     const RoiHead &head = *reinterpret_cast<const RoiHead *>(shared);
     const int32_t *const rows_begin = RoiRecords::numbers(shared);
@@ -441,7 +450,7 @@ __global__ void __launch_bounds__(kLinesThreads<T, kStaged>)
     for (int32_t first = 0; first < bins; first += call.staged_bins) {
       const int32_t count = min(bins - first, call.staged_bins);
       if (c < problem.c) {
-        for (int32_t b = first + warp; b < first + count; b += kThreads / kLanes) {
+        for (int32_t b = first + warp; b < first + count; b += threads / kLanes) {
           const int32_t ph = int32_t(call.by_pw.divide(uint32_t(b)));
           const int32_t pw = b - ph * pw_count;
           const int32_t last = rows_begin[ph + 1] - 1;
@@ -456,7 +465,7 @@ __global__ void __launch_bounds__(kLinesThreads<T, kStaged>)
 #pragma unroll(kAtOnce == 1 ? 4 : 1)
             for (int32_t j = columns_begin[pw]; j < columns_begin[pw + 1]; ++j) {
               const RoiEntry<Real> column = columns[j];
-              const int64_t offset = int64_t(column.cell) * stride;
+              const Stride offset = Stride(column.cell) * stride;
               Pack pack[kAtOnce];
 #pragma unroll
               for (int k = 0; k < kAtOnce; ++k) pack[k] = *reinterpret_cast<const Pack *>(line[k] + offset);
@@ -491,7 +500,7 @@ __global__ void __launch_bounds__(kLinesThreads<T, kStaged>)
         __syncthreads();
         const int32_t channels = int32_t(min(problem.c - c0, int64_t(kLanes) * kVector));
         const SmallDivider by_count(count);
-        for (int32_t i = int32_t(threadIdx.x); i < channels * count; i += kThreads) {
+        for (int32_t i = int32_t(threadIdx.x); i < channels * count; i += threads) {
           const int32_t channel = by_count.divide(i);
           const int32_t b = i - channel * count;
           const int32_t ph = int32_t(call.by_pw.divide(uint32_t(first + b)));
@@ -544,7 +553,9 @@ constexpr bool kTurns = sizeof(T) < sizeof(double);
 // Whether the map's channels are best put side by side first.
 template <class T>
 bool roi_align_turns_of(const RoiAlignProblem &problem) {
-  if (!kTurns<T> || !can_turn(problem) || roi_rows_shared<typename ImageReal<T>::type>(problem, 1) == 0) return false;
+  if (!kTurns<T> || !can_turn(problem) || turned_channels<T>(problem) * problem.w > INT32_MAX ||
+      roi_rows_shared<typename ImageReal<T>::type>(problem, 1) == 0)
+    return false;
   const double bins = double(problem.pooled_h) * problem.pooled_w;
   // Lanes along rows read once the cells that bins share, and take 32-bit numbers at full speed.
   constexpr double kMostBins = 64;
@@ -605,7 +616,7 @@ void roi_align_cuda_of(const RoiAlignForward &call, Stream stream) {
       constexpr int32_t kMostStaged = 25 * 1024;
       forward.staged_bins = std::min(forward.staged_bins, kMostStaged / kBinBytes);
       forward.tasks = tasks(kLanes * kTurnedVector<T>);
-      run(roi_align_lines<T, kTurnedVector<T>, true>, forward, kLinesThreads<T, true>,
+      run(roi_align_lines<T, kTurnedVector<T>, true>, forward, staged_threads<T>(problem, forward.staged_bins),
           size_t(records.bytes) + size_t(forward.staged_bins) * kBinBytes);
     }
   } else if (lines) {
