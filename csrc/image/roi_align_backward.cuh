@@ -597,7 +597,7 @@ void roi_align_backward_cuda_of(const RoiAlignBackward &call, Stream stream) {
   while (warps > 1 && places * ceil_div(groups, warps) < kManyBlocks) warps = (warps + 1) / 2;
   tiles.parts = int32_t(ceil_div(groups, warps));
   warps = ceil_div(groups, tiles.parts);
-  tiles.splits = few_tiles ? int32_t(kMostTileWarps / warps) : 1;
+  tiles.splits = few_tiles && warps <= 2 ? int32_t(kMostTileWarps / warps) : 1;
   warps *= tiles.splits;
   tiles.tasks = places * tiles.parts;
   // Where RoIs leave most tiles alone, zeros are written faster in the map's order.
