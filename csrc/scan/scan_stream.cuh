@@ -107,6 +107,7 @@ struct StreamShape {
     uint64_t reduced[kStages];
     uint64_t ready[kStages];
     uint64_t finished[kStages];
+    uint64_t written[kStages];  // by every lane of the workers; of tiles that a row's end cuts short
     Task task[kStages];
     typename Op::Map totals[kStages][kWarps];
     typename Op::Map lefts[kStages][kWarps];  // of a worker's share, within the tile
@@ -180,6 +181,7 @@ __global__ void __launch_bounds__(StreamShape<Op, kRun, kWarps, kGroups, kStages
       set_gate(&control.reduced[s], kWarps);
       set_gate(&control.ready[s], kWarps + 1);
       set_gate(&control.finished[s], kWarps);
+      set_gate(&control.written[s], kWarps * kWarp);
     }
     show_copy_engine();
     control.relay.clear();
@@ -203,12 +205,18 @@ __global__ void __launch_bounds__(StreamShape<Op, kRun, kWarps, kGroups, kStages
     Ring<kStages> ring;
     uint32_t tile = first_tile;
     int end = INT32_MAX;
+    uint32_t written_parities = 0;
     for (int i = 0; i - kStages < end; ++i, ring.advance()) {
       Task &task = control.task[ring.stage];
       uint64_t *gate = &control.full[ring.stage];
       if (i >= kStages) {
         pass(&control.finished[ring.stage], ring.parity ^ 1);
         const Extent<S, kReverse> extent(task.count);
+        const bool cut = task.count < S::kTile;
+        if (cut) {
+          pass(&control.written[ring.stage], written_parities >> ring.stage & 1);
+          written_parities ^= 1u << ring.stage;
+        }
         for_each<S::kOutputs>([&](auto k) {
           using U = at<k(), typename Op::Outputs>;
           std::byte *to = task.out[k()];
@@ -216,7 +224,7 @@ __global__ void __launch_bounds__(StreamShape<Op, kRun, kWarps, kGroups, kStages
           const std::byte *from = region(ring.stage, k());
           if (extent.inner_bytes() > 0)
             bulk_store(to + extent.inner_low, from + extent.inner_low, extent.inner_bytes());
-          if (task.count < S::kTile) extent.template copy_edges<U>(to, from);
+          if (cut) extent.template copy_edges<U>(to, from);
         });
         close_bulk_stores();
       }
@@ -418,6 +426,8 @@ __global__ void __launch_bounds__(StreamShape<Op, kRun, kWarps, kGroups, kStages
         held<k()>(outputs).store(region(behind.stage, k()) + run * S::kRunBytes);
       });
       show_copy_engine();
+      // What the carrier itself reads, each lane shows for what it has written.
+      if (task.count < S::kTile) arrive(&control.written[behind.stage]);
       __syncwarp();
       if (lane == 0) arrive(&control.finished[behind.stage]);
       behind.advance(kGroups);
