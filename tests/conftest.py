@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a machine can run is collected; what it can't is counted and reported, never skipped.
 
-A test that needs something says so: by the parameter ``device`` (every test that takes it runs on
-each of "cpu" and "cuda"), or by ``@pytest.mark.requires("torch", ...)`` with names of
-``support.REQUIREMENTS``. The summary tells how many cases were not run, and why.
+A test that needs something says so: by the parameter ``device`` (every test that takes it runs on each
+of "cpu" and "cuda"; one that takes ``framework``, too, with each framework there), or by
+``@pytest.mark.requires("torch", ...)`` with names of ``support.REQUIREMENTS``.
+The summary tells how many cases were not run, and why.
 
     --require NAME     the session fails at once where NAME can't be had (repeatable)
     --require-gpu      the same for a GPU, and a skipped CUDA case counts as failed
@@ -28,6 +29,16 @@ import support
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 DEVICES = ("cpu", "cuda")
+FRAMEWORKS = (
+    ("cpu", "numpy"),
+    ("cpu", "baracuda"),
+    pytest.param("cpu", "torch", marks=pytest.mark.requires("torch")),
+    pytest.param("cpu", "jax", marks=pytest.mark.requires("jax")),
+    ("cuda", "baracuda"),
+    pytest.param("cuda", "torch", marks=pytest.mark.requires("torch.cuda")),
+    pytest.param("cuda", "cupy", marks=pytest.mark.requires("cupy")),
+    pytest.param("cuda", "jax", marks=pytest.mark.requires("jax.cuda")),
+)
 
 for name, examples in {"quick": 15, "default": 60, "ci": 60, "thorough": 2000}.items():
     hypothesis.settings.register_profile(
@@ -80,14 +91,20 @@ def pytest_configure(config: pytest.Config) -> None:
             raise pytest.UsageError(f"{name} is required, but {reason}")
 
 
+def parametrized(metafunc: pytest.Metafunc) -> set[str]:
+    """The arguments that a test's own marks give values."""
+    names = (mark.args[0] for mark in metafunc.definition.iter_markers("parametrize"))
+    return {
+        name for given in names for name in (given.replace(" ", "").split(",") if isinstance(given, str) else given)
+    }
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "device" not in metafunc.fixturenames:
-        return
-    for mark in metafunc.definition.iter_markers("parametrize"):
-        names = mark.args[0]
-        if "device" in (names.replace(" ", "").split(",") if isinstance(names, str) else names):
-            return
-    metafunc.parametrize("device", DEVICES)
+    open_names = set(metafunc.fixturenames) - parametrized(metafunc)
+    if {"device", "framework"} <= open_names:
+        metafunc.parametrize(("device", "framework"), FRAMEWORKS)
+    elif "device" in open_names:
+        metafunc.parametrize("device", DEVICES)
 
 
 def needs(item: pytest.Item) -> list[str]:

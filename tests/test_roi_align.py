@@ -600,34 +600,7 @@ def test_differs_from_torchvision_on_purpose(backend: Backend) -> None:
 # Function forms.
 
 
-@pytest.mark.parametrize(
-    "framework",
-    [
-        "numpy",
-        "baracuda",
-        pytest.param("torch", marks=pytest.mark.requires("torch")),
-        pytest.param("jax", marks=pytest.mark.requires("jax")),
-    ],
-)
-def test_function_forms_on_the_cpu(framework: str) -> None:
-    function_forms(Backend("cpu"), framework)
-
-
-@pytest.mark.parametrize(
-    "framework",
-    [
-        "baracuda",
-        pytest.param("torch", marks=pytest.mark.requires("torch.cuda")),
-        pytest.param("cupy", marks=pytest.mark.requires("cupy")),
-        pytest.param("jax", marks=pytest.mark.requires("jax.cuda")),
-    ],
-)
-@pytest.mark.parametrize("device", ["cuda"])
-def test_function_forms_on_cuda(device: str, framework: str) -> None:
-    function_forms(Backend(device), framework)
-
-
-def function_forms(backend: Backend, framework: str) -> None:
+def test_function_forms(backend: Backend, framework: str) -> None:
     rng = np.random.default_rng(1)
     x = draw(rng, (2, 3, 16, 18), "float32")
     rois = draw_rois(rng, 6, x.shape)

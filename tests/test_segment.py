@@ -1057,32 +1057,24 @@ def test_even_gradients_are_jaxs() -> None:
 # Function forms.
 
 
-def frameworks(device: str) -> list[str]:
-    names = ["numpy"] if device == "cpu" else []
-    needs = {"torch": "torch" if device == "cpu" else "torch.cuda", "jax": "jax" if device == "cpu" else "jax.cuda"}
-    if device != "cpu":
-        needs["cupy"] = "cupy"
-    return names + [name for name, need in needs.items() if support.missing(need) is None]
-
-
-def test_function_forms_of_any_rank(backend: Backend) -> None:
+def test_function_forms_of_any_rank(backend: Backend, framework: str) -> None:
     rng = np.random.default_rng(9)
-    for name in frameworks(backend.device):
-        for shape in ((50,), (50, 3), (50, 2, 3, 2)):
-            data = rng.standard_normal(shape).astype(np.float32)
-            ids = rng.integers(-1, 9, 50)
-            flat = data.reshape(50, -1)
-            for kind in KINDS:
-                array, given_ids = backend.of(name, data), backend.of(name, ids)
-                output = getattr(bc, f"segment_{kind}")(array, given_ids, 8)
-                assert type(output) is type(array) or name == "jax"
-                expected = forward(backend, kind, flat, ids, 8)[0].reshape((8, *shape[1:]))
-                assert_same_bits(backend.read(output), expected)
-                d_output = rng.standard_normal((8, *shape[1:])).astype(np.float32)
-                arguments = (given_ids,) if kind in ("sum", "mean") else (array, given_ids)
-                got = getattr(bc, f"segment_{kind}_backward")(backend.of(name, d_output), *arguments)
-                expected = backward(backend, kind, d_output.reshape(8, -1), flat, ids).reshape(shape)
-                assert_same_bits(backend.read(got), expected)
+    # The library's own tensors are matrices here: they can't be seen in another shape.
+    for shape in ((50, 3),) if framework == "baracuda" else ((50,), (50, 3), (50, 2, 3, 2)):
+        data = rng.standard_normal(shape).astype(np.float32)
+        ids = rng.integers(-1, 9, 50)
+        flat = data.reshape(50, -1)
+        for kind in KINDS:
+            array, given_ids = backend.of(framework, data), backend.of(framework, ids)
+            output = getattr(bc, f"segment_{kind}")(array, given_ids, 8)
+            assert type(output) is type(array) or framework == "jax"
+            expected = forward(backend, kind, flat, ids, 8)[0].reshape((8, *shape[1:]))
+            assert_same_bits(backend.read(output), expected)
+            d_output = rng.standard_normal((8, *shape[1:])).astype(np.float32)
+            arguments = (given_ids,) if kind in ("sum", "mean") else (array, given_ids)
+            got = getattr(bc, f"segment_{kind}_backward")(backend.of(framework, d_output), *arguments)
+            expected = backward(backend, kind, d_output.reshape(8, -1), flat, ids).reshape(shape)
+            assert_same_bits(backend.read(got), expected)
 
 
 def test_function_forms_of_max(backend: Backend) -> None:
