@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +17,8 @@ from benchmarks.harness import Array, Calls, Case, Contenders, HostTimed, Lab
 
 __all__ = ["rows"]
 
+#: Random numbers of an array, which repeats them: drawing more takes the host longer than timing does.
+DRAWN = 1 << 20
 EXTREMA = ("cummax", "cummin")
 UFUNCS: dict[str, np.ufunc] = {
     "cumsum": np.add,
@@ -105,7 +108,11 @@ class _Scan:
 
     def array(self, make: Callable[[Any, int], Any] = _small_numbers) -> Array:
         dtype = numpy_dtype(self.dtype)
-        return self.lab.array(self.shape, self.dtype, lambda rng, count: make(rng, count).astype(dtype))
+
+        def repeated(rng: Any, count: int) -> Any:
+            return np.resize(make(rng, min(count, DRAWN)).astype(dtype), count)
+
+        return self.lab.array(self.shape, self.dtype, repeated)
 
     def build(self, count: int) -> Contenders:
         plan = self.plan(self.lab.device)
@@ -145,7 +152,8 @@ class _Scan:
         if self.backward or self.kind not in UFUNCS:
             return
         lines = [np.moveaxis(arrays[name].numpy(), self.axis, -1) for name in ("x", "y")]
-        for pick in (0, -1):
+        # Of one line, the first is the last.
+        for pick in (0, -1)[: math.prod(lines[0].shape[:-1])]:
             x, y = (array[(pick,) * (array.ndim - 1)].astype(np.float64) for array in lines)
             if self.fields.get("reverse"):
                 x, y = x[::-1], y[::-1]
