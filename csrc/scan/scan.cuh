@@ -947,9 +947,14 @@ struct Share {
       Packed<U, P::kPieceItems> piece[P::kPieces];
 #pragma unroll
       for (int p = 0; p < P::kPieces; ++p) piece[p].load(stage + mixed<P::kPieces>(p * kWarp + lane) * P::kPieceBytes);
-      if ((1 << slots.shift) >= kItems && !backward) {
+      if ((1 << slots.shift) >= kItems) {
+        const int onward = backward ? -kWarp * P::kPieceItems : kWarp * P::kPieceItems;
+        U *to = own + (backward ? 1 - (lane + 1) * P::kPieceItems : lane * P::kPieceItems);
 #pragma unroll
-        for (int p = 0; p < P::kPieces; ++p) piece[p].store(own + (p * kWarp + lane) * P::kPieceItems);
+        for (int p = 0; p < P::kPieces; ++p) {
+          piece[p].turn_if(backward);
+          piece[p].store(to + p * onward);
+        }
       } else {
 #pragma unroll
         for (int p = 0; p < P::kPieces; ++p) {
