@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // RoI-align forward on the GPU. Each RoI's weighted rows and columns are listed once, into the workspace, the largest
 // RoIs first. A warp then takes a RoI and a few channels: for each row of bins it adds up the weighted rows of the
-// map, then from these sums each bin its weighted columns. With channels last a lane is a channel, and the products
-// of both lists are walked.
+// map, then from these sums each bin its weighted columns. With channels last or a turned map a lane is a channel, and
+// the products of both lists are walked.
 #pragma once
 
 #include <algorithm>
@@ -398,26 +398,148 @@ __global__ void __launch_bounds__(kRowsThreads, sizeof(T) < sizeof(float) ? 10 :
   }
 }
 
-template <class T, bool kStaged>
-constexpr int kMostLinesWarps = kStaged && sizeof(T) == sizeof(float) ? 17 : 8;
+// Of a turned map in float32, a lane's channels; more would make fewer warps of a RoI, and registers scarce.
+constexpr int kStripVector = 2;
+constexpr int kStripChannels = kLanes * kStripVector;
+constexpr int kMostStripWarps = 14;
+constexpr int kStripBlocks = 2;  // of the most warps, on a multiprocessor; registers follow from it
 
-// Bins are shared out evenly. A large adaptive RoI takes a warp so long that others wait for it in the end, so that
-// more warps share each.
+// The warps of a block of roi_align_strips, which takes as many rows of bins at once; 0 where their outputs don't fit
+// beside the lists.
 template <class T>
-int staged_threads(const RoiAlignProblem &problem, int32_t bins) {
-  constexpr int kFewWarps = 8;
-  const int most = problem.sampling_ratio > 0 ? kFewWarps : kMostLinesWarps<T, true>;
-  const int64_t rounds = ceil_div(bins, most);
-  return std::max(int(ceil_div(bins, rounds)) * kLanes, kRowsThreads);
+int32_t strip_warps(const RoiAlignProblem &problem) {
+  const int64_t strip = int64_t(problem.pooled_w) * kStripChannels * int64_t(sizeof(T));
+  const int64_t room = (kMostSharedOfTwo - whole_vectors(roi_record_bytes<T>(problem))) / std::max<int64_t>(strip, 1);
+  const int64_t most = std::min<int64_t>(kMostStripWarps, room);
+  if (most < kRowsWarps || problem.pooled_h == 0) return 0;
+  // Rows of bins are shared out evenly.
+  return std::max(int32_t(ceil_div(problem.pooled_h, ceil_div(problem.pooled_h, most))), int32_t(kRowsWarps));
+}
+
+// Lanes are channels of a turned map, and a warp takes a row of bins: what it finds out about the rows of the map
+// serves all of these bins. A block gathers the outputs of its channels before it writes them.
+template <class T>
+__global__ void __launch_bounds__(kMostStripWarps *kLanes, kStripBlocks)
+    roi_align_strips(const __grid_constant__ RoiAlignForwardCall call) {
+  static_assert(std::is_same_v<T, typename ImageReal<T>::type>);
+  using Pack = RoiPack<T, kStripVector>;
+  extern __shared__ __align__(16) char shared[];
+  const RoiAlignProblem &problem = call.forward.problem;
+  const ImageView &input = call.forward.input;
+  const ImageView &output = call.forward.output;
+  const int lane = int(threadIdx.x % kLanes);
+  const int warp = int(threadIdx.x / kLanes);
+  const int32_t warps = int32_t(blockDim.x / kLanes);
+  const int32_t pw_count = problem.pooled_w;
+  const int64_t rois = problem.rois;
+  T *const staged = reinterpret_cast<T *>(shared + call.records.bytes);
+  // A row of the turned map has no more elements than 32 bits count.
+  const int32_t stride = int32_t(input.column);
+  wait_for_earlier_work();
+  for (int64_t task = blockIdx.x; task < call.tasks; task += gridDim.x) {
+    copy_record(shared, call.records.data + task % rois * call.records.bytes);
+    __syncthreads();
+    const RoiHead &head = *reinterpret_cast<const RoiHead *>(shared);
+    const int32_t *const rows_begin = RoiRecords::numbers(shared);
+    const int32_t *const columns_begin = call.records.columns_begin(shared);
+    const int32_t *const counts = columns_begin + pw_count + 1;
+    const RoiEntry<T> *const rows = reinterpret_cast<const RoiEntry<T> *>(shared + head.rows_at);
+    const RoiEntry<T> *const columns = reinterpret_cast<const RoiEntry<T> *>(shared + head.columns_at);
+    const int64_t c0 = task / rois * kStripChannels;
+    const int64_t c = c0 + lane * kStripVector;
+    const int32_t channels = int32_t(min(problem.c - c0, int64_t(kStripChannels)));
+    T *const to = static_cast<T *>(output.data) + output.plane(head.roi, c0);
+    const T *const from = static_cast<const T *>(input.data) + input.plane(max(head.batch, 0), c);
+    for (int32_t first = 0; first < problem.pooled_h; first += warps) {
+      const int32_t strips = min(problem.pooled_h - first, warps);
+      const int32_t count = strips * pw_count;
+      if (warp < strips && c < problem.c) {
+        const int32_t ph = first + warp;
+        T *const own = staged + lane * kStripVector * count + warp * pw_count;
+        bool begins = true;
+        for (int32_t chunk = rows_begin[ph]; chunk < rows_begin[ph + 1]; ++chunk, begins = false) {
+          const auto take = [&]<int kAtOnce>(std::integral_constant<int, kAtOnce>) {
+            const T *line[kAtOnce];
+            T weight[kAtOnce];
+#pragma unroll
+            for (int k = 0; k < kAtOnce; ++k) {
+              const RoiEntry<T> row = rows[chunk * kChunkRows + k];
+              line[k] = from + int64_t(row.cell) * input.row;
+              weight[k] = row.weight;
+            }
+            int32_t j = columns_begin[0];
+            for (int32_t pw = 0; pw < pw_count; ++pw) {
+              T sum[kStripVector] = {};
+              const int32_t end = columns_begin[pw + 1];
+#pragma unroll 2
+              for (; j < end; ++j) {
+                const RoiEntry<T> column = columns[j];
+                const int32_t offset = column.cell * stride;
+                Pack pack[kAtOnce];
+#pragma unroll
+                for (int k = 0; k < kAtOnce; ++k) pack[k] = *reinterpret_cast<const Pack *>(line[k] + offset);
+#pragma unroll
+                for (int v = 0; v < kStripVector; ++v) {
+                  T part = 0;
+#pragma unroll
+                  for (int k = 0; k < kAtOnce; ++k) part += weight[k] * pack[k].value[v];
+                  sum[v] += column.weight * part;
+                }
+              }
+#pragma unroll
+              for (int v = 0; v < kStripVector; ++v) {
+                T &cell = own[v * count + pw];
+                cell = begins ? sum[v] : cell + sum[v];
+              }
+            }
+          };
+          switch (counts[chunk] & kChunkCount) {
+            case 4:
+              take(std::integral_constant<int, 4>{});
+              break;
+            case 3:
+              take(std::integral_constant<int, 3>{});
+              break;
+            case 2:
+              take(std::integral_constant<int, 2>{});
+              break;
+            case 1:
+              take(std::integral_constant<int, 1>{});
+              break;
+            default:
+              for (int32_t i = 0; i < kStripVector * pw_count; ++i) own[i / pw_count * count + i % pw_count] = 0;
+          }
+        }
+      }
+      __syncthreads();
+      constexpr int32_t kPackItems = int32_t(kRoiVector / int64_t(sizeof(T)));
+      const int32_t outputs = channels * count;
+      // Outputs in a row, as they are staged.
+      const bool whole = strips == problem.pooled_h && output.channel == count && output.row == pw_count &&
+                         output.column == 1 && outputs % kPackItems == 0 &&
+                         reinterpret_cast<uintptr_t>(to) % kRoiVector == 0;
+      if (whole) {
+        for (int32_t i = int32_t(threadIdx.x); i < outputs / kPackItems; i += int32_t(blockDim.x))
+          reinterpret_cast<int4 *>(to)[i] = reinterpret_cast<const int4 *>(staged)[i];
+      } else {
+        const SmallDivider by_count(count);
+        for (int32_t i = int32_t(threadIdx.x); i < outputs; i += int32_t(blockDim.x)) {
+          const int32_t channel = by_count.divide(i);
+          const int32_t b = i - channel * count;
+          const int32_t strip = int32_t(call.by_pw.divide(uint32_t(b)));
+          to[channel * output.channel + output.cell(first + strip, b - strip * pw_count)] = staged[i];
+        }
+      }
+      __syncthreads();
+    }
+  }
 }
 
 // Lanes are channels, kVector of them each. With channels of the output far apart, a block gathers some bins of all of
 // its channels before it writes them.
 template <class T, int kVector, bool kStaged>
-__global__ void __launch_bounds__(kMostLinesWarps<T, kStaged> *kLanes)
-    roi_align_lines(const __grid_constant__ RoiAlignForwardCall call) {
+__global__ void __launch_bounds__(kRoiThreads) roi_align_lines(const __grid_constant__ RoiAlignForwardCall call) {
   using Real = typename ImageReal<T>::type;
-  const int32_t threads = int32_t(blockDim.x);
   using Pack = RoiPack<T, kVector>;
   extern __shared__ __align__(16) char shared[];
   const RoiAlignProblem &problem = call.forward.problem;
@@ -450,7 +572,7 @@ __global__ void __launch_bounds__(kMostLinesWarps<T, kStaged> *kLanes)
     for (int32_t first = 0; first < bins; first += call.staged_bins) {
       const int32_t count = min(bins - first, call.staged_bins);
       if (c < problem.c) {
-        for (int32_t b = first + warp; b < first + count; b += threads / kLanes) {
+        for (int32_t b = first + warp; b < first + count; b += kRoiThreads / kLanes) {
           const int32_t ph = int32_t(call.by_pw.divide(uint32_t(b)));
           const int32_t pw = b - ph * pw_count;
           const int32_t last = rows_begin[ph + 1] - 1;
@@ -481,7 +603,7 @@ __global__ void __launch_bounds__(kMostLinesWarps<T, kStaged> *kLanes)
             i += kAtOnce;
           };
           // Loads of several rows are in flight at once, and share what a column costs.
-          if constexpr (kStaged && sizeof(T) < sizeof(float)) {
+          if constexpr (kStaged) {
             while (i + 4 <= end) take(std::integral_constant<int, 4>{});
             if (i + 2 <= end) take(std::integral_constant<int, 2>{});
           }
@@ -500,7 +622,7 @@ __global__ void __launch_bounds__(kMostLinesWarps<T, kStaged> *kLanes)
         __syncthreads();
         const int32_t channels = int32_t(min(problem.c - c0, int64_t(kLanes) * kVector));
         const SmallDivider by_count(count);
-        for (int32_t i = int32_t(threadIdx.x); i < channels * count; i += threads) {
+        for (int32_t i = int32_t(threadIdx.x); i < channels * count; i += kRoiThreads) {
           const int32_t channel = by_count.divide(i);
           const int32_t b = i - channel * count;
           const int32_t ph = int32_t(call.by_pw.divide(uint32_t(first + b)));
@@ -549,6 +671,9 @@ __global__ void __launch_bounds__(kRoiThreads) roi_align_any(RoiAlignForward cal
 
 template <class T>
 constexpr bool kTurns = sizeof(T) < sizeof(double);
+// Outputs are then gathered as they are summed up.
+template <class T>
+constexpr bool kStrips = std::is_same_v<T, float>;
 
 // Whether the map's channels are best put side by side first.
 template <class T>
@@ -556,10 +681,10 @@ bool roi_align_turns_of(const RoiAlignProblem &problem) {
   if (!kTurns<T> || !can_turn(problem) || turned_channels<T>(problem) * problem.w > INT32_MAX ||
       roi_rows_shared<typename ImageReal<T>::type>(problem, 1) == 0)
     return false;
+  if constexpr (kStrips<T>) {
+    if (strip_warps<T>(problem) == 0) return false;
+  }
   const double bins = double(problem.pooled_h) * problem.pooled_w;
-  // Lanes along rows read once the cells that bins share, and take 32-bit numbers at full speed.
-  constexpr double kMostBins = 64;
-  if (sizeof(T) == sizeof(float) && bins > kMostBins) return false;
   // The cells that are turned in the time that an output saves.
   constexpr double kTurnedCells = sizeof(T) == sizeof(float) ? 6 : 8;
   return kTurnedCells * double(problem.rois) * bins >= double(problem.n) * problem.h * problem.w;
@@ -612,11 +737,18 @@ void roi_align_cuda_of(const RoiAlignForward &call, Stream stream) {
     if constexpr (kTurns<T>) {
       forward.forward.input = turned_view<T>(problem, space.turned);
       turn_map<T>(problem, input, forward.forward.input, stream);
+    }
+    if constexpr (kStrips<T>) {
+      const int32_t warps = strip_warps<T>(problem);
+      forward.tasks = tasks(kStripChannels);
+      run(roi_align_strips<T>, forward, warps * kLanes,
+          size_t(records.bytes) + size_t(warps) * size_t(problem.pooled_w) * kStripChannels * sizeof(T));
+    } else if constexpr (kTurns<T>) {
       constexpr int32_t kBinBytes = kLanes * kTurnedVector<T> * int32_t(sizeof(T));
       constexpr int32_t kMostStaged = 25 * 1024;
       forward.staged_bins = std::min(forward.staged_bins, kMostStaged / kBinBytes);
       forward.tasks = tasks(kLanes * kTurnedVector<T>);
-      run(roi_align_lines<T, kTurnedVector<T>, true>, forward, staged_threads<T>(problem, forward.staged_bins),
+      run(roi_align_lines<T, kTurnedVector<T>, true>, forward, kRoiThreads,
           size_t(records.bytes) + size_t(forward.staged_bins) * kBinBytes);
     }
   } else if (lines) {
