@@ -182,7 +182,7 @@ SegmentSpace backward_space(Workspace &workspace, const SegmentProblem &problem,
 SegmentWay way_of(const SegmentProblem &problem, const SegmentSpace &space, size_t workspace) {
   const char *path = problem.ids == SegmentIds::unsorted ? "sort" : space.pieces.count > 0 ? "rows" : "chunks";
   if (space.cells == SegmentCells::few) path = "few";
-  if (space.cells == SegmentCells::tiles) path = "tiles";
+  if (space.cells == SegmentCells::shared) path = "shared";
   if (space.cells == SegmentCells::buckets) path = "buckets";
   if (space.cells == SegmentCells::runs) path = "runs";
   return {path, workspace};
@@ -231,6 +231,7 @@ void segment_reduce_backward_cuda(const SegmentBackward &call, std::byte *worksp
   const SegmentProblem &problem = call.problem;
   const SegmentSpace space = backward_space(pieces, problem, call.arg.data != nullptr);
   if (space.owned && segment_spread_owned(call, space, stream)) return;
+  if (space.cells == SegmentCells::shared && segment_spread_shared(call, space, stream)) return;
   if (problem.segments > 0) {
     if (problem.kind == SegmentKind::prod) {
       segment_factors(call, space, stream);

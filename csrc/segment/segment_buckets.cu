@@ -143,18 +143,15 @@ int64_t shared_bytes() {
 }
 
 // In how many parts rows go by tiles, or 0: what all segments hold should be a small part of what is read.
-int64_t tiled_parts(const SegmentProblem &problem, size_t state, int64_t most) {
-  constexpr int64_t kBlocks = 2;
+int64_t shared_parts(const SegmentProblem &problem, bool with_rows, int64_t most) {
   constexpr int64_t kFewestRows = 1024;
   const int vector = segment_vector(problem);
-  // Narrow elements of sorted rows are faster where they are.
-  if (problem.ids == SegmentIds::sorted && problem.dtype.bits == 16 && state == sizeof(uint32_t)) return 0;
   if (!problem.extreme() || problem.ids == SegmentIds::offsets || vector * problem.dtype.bits != 128 ||
-      problem.columns > 32 * vector || problem.segments > kTiledMostSegments ||
-      int64_t(segment_tiled_bytes(problem, state)) * kBlocks > most)
+      problem.columns > 32 * vector || int64_t(segment_shared_bytes(problem, with_rows)) * kSharedBlocks > most)
     return 0;
   const int64_t parts = problem.rows / std::max(kFewestRows, 8 * problem.segments);
-  return parts < kMultiprocessors / 2 ? 0 : std::min(parts, kMultiprocessors * kBlocks);
+  if (parts < kMultiprocessors / 2) return 0;
+  return std::max(std::min(parts, kMultiprocessors * kSharedBlocks), ceil_div(problem.rows, kSharedMostRows));
 }
 
 }  // namespace
@@ -180,6 +177,9 @@ void segment_take_cells(Workspace &workspace, const SegmentProblem &problem, siz
   const int vector = problem.columns > 32 ? 2 : 1;
   // With fewer blocks side by side, sorting was faster.
   constexpr int64_t kFewestBlocks = 3;
+#ifdef TILES_FIRST
+  if (shared_parts(problem, state > sizeof(uint32_t), most) == 0)
+#endif
   if (problem.segments < kFewSegments && problem.ids != SegmentIds::offsets && bytes(vector) * kFewestBlocks <= most) {
     space.cells = SegmentCells::few;
     SegmentFew &few = space.few;
@@ -194,8 +194,8 @@ void segment_take_cells(Workspace &workspace, const SegmentProblem &problem, siz
     space.counts = workspace.take<uint32_t>(few.parts * problem.segments);
     return;
   }
-  if (const int64_t parts = tiled_parts(problem, state, most); parts > 0) {
-    space.cells = SegmentCells::tiles;
+  if (const int64_t parts = shared_parts(problem, state > sizeof(uint32_t), most); parts > 0) {
+    space.cells = SegmentCells::shared;
     space.few.across = segment_across(problem.columns, segment_vector(problem));
     space.few.parts = int(parts);
     space.partial = workspace.take<std::byte>(parts * problem.segments * problem.columns * int64_t(state));

@@ -5,7 +5,7 @@
 
 #include "segment/segment_columns.cuh"
 #include "segment/segment_runs.cuh"
-#include "segment/segment_tiles.cuh"
+#include "segment/segment_shared.cuh"
 
 namespace baracuda {
 
@@ -153,9 +153,10 @@ template <class Op>
 __global__ __launch_bounds__(kFewThreads) void segment_parts_join(const __grid_constant__ SegmentPartsCall<Op> call) {
   using State = typename Op::State;
   constexpr int kSlices = kFewThreads / kFewAtOnce;
-  constexpr int kParts = 4;
+  constexpr int kParts = 8;
   __shared__ State states[kSlices][kFewAtOnce];
   __shared__ uint32_t lengths[kSlices][kFewAtOnce];
+  wait_for_earlier_work();
   const int lane = int(threadIdx.x) % kFewAtOnce;
   const int slice = int(threadIdx.x) / kFewAtOnce;
   const int64_t size = call.segments * call.columns;
@@ -210,7 +211,8 @@ Call<Op> segment_parts_call(const SegmentProblem &problem, const SegmentView &in
 
 template <class Op>
 void segment_launch_join(const SegmentPartsCall<Op> &call, Stream stream) {
-  launch(segment_parts_join<Op>, {ceil_div(call.segments * call.columns, kFewAtOnce), kFewThreads}, stream, call);
+  launch(segment_parts_join<Op>, {ceil_div(call.segments * call.columns, kFewAtOnce), kFewThreads, 0, true}, stream,
+         call);
 }
 
 // As segment_reduce, where the space has few segments.
@@ -227,18 +229,28 @@ void segment_reduce_few(const SegmentProblem &problem, const SegmentView &input,
   segment_launch_join<Op>(call, stream);
 }
 
-// The same, where it has tiles.
+// The same, where it has tiles. What is `zeroed`, if it has data, is all zeros before anything is stored.
 template <class Op>
-void segment_reduce_tiles(const SegmentProblem &problem, const SegmentView &input, const SegmentIndices &ids,
-                          const Op &op, const SegmentSpace &space, Stream stream) {
-  constexpr int kVector = 16 / sizeof(typename Op::Element);
-  auto call = segment_parts_call<SegmentTiledCall>(problem, input, ids, op, false, space);
+void segment_reduce_shared(const SegmentProblem &problem, const SegmentView &input, const SegmentIndices &ids,
+                          const Op &op, const SegmentView &zeroed, const SegmentSpace &space, Stream stream) {
+  constexpr int kBytes = sizeof(typename Op::Element);
+  auto call = segment_parts_call<SegmentSharedCall>(problem, input, ids, op, false, space);
   call.part = ceil_div(problem.rows, int64_t(call.parts));
-  call.tile = int(ceil_div(call.part, ceil_div(call.part, int64_t(kTiledRows))));
-  call.whole = segment_aligned(input, kVector, sizeof(typename Op::Element));
-  const size_t shared = segment_tiled_bytes(problem, sizeof(typename Op::State));
-  segment_allow_shared(reinterpret_cast<const void *>(segment_tiled<Op, kVector>), shared);
-  launch(segment_tiled<Op, kVector>, {call.parts, kTiledThreads, shared}, stream, call);
+  if (problem.kind == SegmentKind::min) call.signs = kBytes == 2 ? 0x80008000u : 0x80000000u;
+  call.whole = segment_aligned(input, 16 / kBytes, kBytes);
+  call.zeroed = zeroed;
+  const auto run = [&](auto kernel) {
+    const size_t shared = segment_shared_bytes(problem, Op::kRows);
+    segment_allow_shared(reinterpret_cast<const void *>(kernel), shared);
+    launch(kernel, {call.parts, kSharedThreads, shared}, stream, call);
+  };
+  if constexpr (kBytes == 4) {
+    run(segment_shared<Op, SegmentLanes::float32>);
+  } else if (problem.dtype == DTypeOf<bfloat16>::value) {
+    run(segment_shared<Op, SegmentLanes::bfloat16>);
+  } else {
+    run(segment_shared<Op, SegmentLanes::float16>);
+  }
   segment_launch_join<Op>(call, stream);
 }
 
@@ -248,7 +260,7 @@ void segment_reduce_cells(const SegmentProblem &problem, const SegmentView &inpu
                           const Op &op, bool counts, const SegmentSpace &space, Stream stream) {
   if (space.cells == SegmentCells::few) return segment_reduce_few(problem, input, ids, op, counts, space, stream);
   if constexpr (requires { op.order; }) {
-    if (space.cells == SegmentCells::tiles) return segment_reduce_tiles(problem, input, ids, op, space, stream);
+    if (space.cells == SegmentCells::shared) return segment_reduce_shared(problem, input, ids, op, {}, space, stream);
   }
   if (space.cells == SegmentCells::runs) {
     segment_reduce_runs(problem, input, ids, op, space, stream);

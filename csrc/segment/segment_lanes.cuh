@@ -39,6 +39,20 @@ __device__ __forceinline__ uint32_t segment_differ(uint32_t a, uint32_t b) {
   }
 }
 
+// Unsigned integers in the order of a word's floats, each in its own bits: NaN all ones, none 0.
+template <SegmentLanes kLanes>
+__device__ __forceinline__ uint32_t segment_keys(uint32_t word) {
+  // Of all NaN one is left.
+  const uint32_t value = segment_larger<kLanes>(word, word);
+  if constexpr (kLanes == SegmentLanes::float32) {
+    return value ^ (uint32_t(int32_t(value) >> 31) | 0x80000000u);
+  } else {
+    uint32_t negative;
+    asm("prmt.b32 %0, %1, 0, 0xbb99;" : "=r"(negative) : "r"(value));
+    return value ^ (negative | 0x80008000u);
+  }
+}
+
 // Maxima by the instruction that there is for floats. A minimum is that of numbers with the other sign.
 template <SegmentLanes kLanes>
 struct SegmentFloatMaxima {

@@ -81,8 +81,8 @@ struct SortPass {
   int64_t tiles;
   int shift;
   int bits;
-  uint32_t *counts;  // of each digit and tile
-  uint32_t *totals;  // of each digit
+  uint32_t *counts;  // of each digit and tile; once scanned, of the tiles before
+  uint32_t *totals;  // of each digit; NULL: counts are few, and are not scanned
   uint32_t *keys;
   uint32_t *values;
 
@@ -173,13 +173,40 @@ size_t move_bytes(int bits) {
   return size_t(move_words<kEach>(bits)) * sizeof(uint32_t) + (size_t(kSortWarps) << bits) * sizeof(uint16_t);
 }
 
+// For each digit, how many rows of all tiles and of those before the block's have it.
+__device__ __forceinline__ void sum_counts(const SortPass &pass, uint32_t *totals, uint32_t *earlier) {
+  const int apart = min(kSortThreads >> pass.bits, 32);
+  const int digit = int(threadIdx.x) / apart;
+  uint32_t total = 0;
+  uint32_t before = 0;
+  if (digit < 1 << pass.bits) {
+    const uint32_t *counts = pass.counts + digit * pass.tiles;
+    const int tiles = int(pass.tiles);
+#pragma unroll 8
+    for (int tile = int(threadIdx.x) & (apart - 1); tile < tiles; tile += apart) {
+      const uint32_t count = counts[tile];
+      total += count;
+      if (tile < int(blockIdx.x)) before += count;
+    }
+  }
+  for (int other = apart / 2; other > 0; other /= 2) {
+    total += __shfl_xor_sync(~0u, total, other);
+    before += __shfl_xor_sync(~0u, before, other);
+  }
+  if ((int(threadIdx.x) & (apart - 1)) == 0 && digit < 1 << pass.bits) {
+    totals[digit] = total;
+    earlier[digit] = before;
+  }
+}
+
 template <int kEach>
 __global__ __launch_bounds__(kSortThreads, kEach > 8 ? 1 : 2) void move_rows(const __grid_constant__ SortPass pass) {
   constexpr int kTile = kSortThreads * kEach;
   static_assert(kTile < 1 << 16);
   extern __shared__ __align__(16) uint32_t segment_sorted[];
-  __shared__ uint32_t begins[1 << kMostDigitBits];   // in the tile
-  __shared__ uint32_t targets[1 << kMostDigitBits];  // of a digit, less where it begins in the tile
+  __shared__ uint32_t begins[1 << kMostDigitBits];   // in the tile; at first, a digit's rows
+  __shared__ uint32_t targets[1 << kMostDigitBits];  // of a digit, less where it begins in the tile; at first, a
+                                                     // digit's rows in tiles before
   __shared__ uint32_t sums[kSortWarps];
   uint32_t *keys = segment_sorted;
   uint32_t *values = keys + kTile;
@@ -203,8 +230,12 @@ __global__ __launch_bounds__(kSortThreads, kEach > 8 ? 1 : 2) void move_rows(con
   pass.from.load_keys<32>(first, pass.rows, key);
   pass.from.load_values<32>(first, pass.rows, value);
   const bool counted = int(threadIdx.x) < digits;
-  const uint32_t total = counted ? pass.totals[threadIdx.x] : 0;
-  const uint32_t earlier = counted ? pass.counts[int(threadIdx.x) * pass.tiles + blockIdx.x] : 0;
+  if (!pass.totals) {
+    sum_counts(pass, begins, targets);
+  } else if (counted) {
+    begins[threadIdx.x] = pass.totals[threadIdx.x];
+    targets[threadIdx.x] = pass.counts[int(threadIdx.x) * pass.tiles + blockIdx.x];
+  }
   __syncwarp();
   uint32_t rank[kEach];
 #pragma unroll
@@ -225,6 +256,8 @@ __global__ __launch_bounds__(kSortThreads, kEach > 8 ? 1 : 2) void move_rows(con
     __syncwarp();
   }
   __syncthreads();
+  const uint32_t total = counted ? begins[threadIdx.x] : 0;
+  const uint32_t earlier = counted ? targets[threadIdx.x] : 0;
   uint32_t in_tile = 0;
   if (counted) {
 #pragma unroll 8
@@ -277,7 +310,7 @@ void run_pass(const SortPass &pass, const SegmentBounds &bounds, Stream stream) 
     check_cuda(cudaFuncSetAttribute(move_rows<kEach>, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared)),
                "cudaFuncSetAttribute");
   launch(count_digits<kEach>, {pass.tiles, kSortThreads, 0, true}, stream, pass, bounds);
-  launch(scan_counts, {int64_t(1) << pass.bits, kScanThreads, 0, true}, stream, pass);
+  if (pass.totals) launch(scan_counts, {int64_t(1) << pass.bits, kScanThreads, 0, true}, stream, pass);
   launch(move_rows<kEach>, {pass.tiles, kSortThreads, shared, true}, stream, pass);
 }
 
@@ -311,7 +344,9 @@ void segment_sort(const SegmentProblem &problem, const SegmentIndices &ids, cons
   pass.tiles = sort.tiles;
   pass.bits = sort.bits;
   pass.counts = space.digits;
-  pass.totals = space.digits + (sort.tiles << sort.bits);
+  // As few as each block has soon added up.
+  constexpr int64_t kFewCounts = int64_t(1) << 13;
+  if ((sort.tiles << sort.bits) > kFewCounts) pass.totals = space.digits + (sort.tiles << sort.bits);
   for (int p = 0; p < sort.passes; ++p) {
     pass.keys = space.keys[p % 2];
     pass.values = space.values[p % 2];

@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+// Maxima of wide rows and few segments: a block goes through its rows as they come and keeps a cell for every segment
+// and column in shared memory. Rows come in any order, which makes no difference to maxima. Once a segment has had some
+// rows, few elements are above their cells.
+#pragma once
+
+#include "segment/segment_columns.cuh"
+#include "segment/segment_lanes.cuh"
+
+namespace baracuda {
+
+#ifndef TT
+#define TT 1024
+#define TB 1
+#endif
+#ifndef TR
+#define TR 8
+#endif
+constexpr int kSharedThreads = TT;
+constexpr int kSharedBlocks = TB;  // of a multiprocessor
+// What a cell of 16-bit floats has room for beside the key.
+constexpr int64_t kSharedMostRows = 1 << 16;
+
+// The key and, below it, the row of the part, the lowest of which is highest. No float has the key 0.
+constexpr int segment_shared_cell(int element_bits, bool rows) { return rows && element_bits == 32 ? 8 : 4; }
+
+inline size_t segment_shared_bytes(const SegmentProblem &problem, bool rows) {
+  return size_t(problem.segments * problem.columns) * size_t(segment_shared_cell(problem.dtype.bits, rows));
+}
+
+// What those have in common that keep a cell of every segment in each of several parts of the rows.
+template <class Op>
+struct SegmentPartsCall {
+  Op op;
+  SegmentView input;
+  SegmentIndices ids;
+  int64_t rows;
+  int64_t columns;
+  int segments;
+  int across;
+  int parts;
+  typename Op::State *partial;
+  uint32_t *counts;  // NULL: states tell whether there was a row
+};
+
+template <class Op>
+struct SegmentSharedCall : SegmentPartsCall<Op> {
+  int64_t part;        // rows of a block
+  uint32_t signs;      // of a minimum, which is a maximum of numbers with the other sign
+  bool whole;          // a lane's elements can be loaded at once
+  SegmentView zeroed;  // as large as the input, or without data
+};
+
+template <class Op, SegmentLanes kLanes>
+__global__ __launch_bounds__(kSharedThreads,
+                             kSharedBlocks) void segment_shared(const __grid_constant__ SegmentSharedCall<Op> call) {
+  using Element = typename Op::Element;
+  using State = typename Op::State;
+  constexpr int kVector = 16 / sizeof(Element);
+  constexpr bool kPairs = kLanes != SegmentLanes::float32;
+  constexpr int kRows = TR;
+  constexpr uint32_t kNowhere = ~uint32_t(0);
+  using Cell =
+      std::conditional_t<segment_shared_cell(8 * sizeof(Element), Op::kRows) == 8, unsigned long long, uint32_t>;
+  using Cells = SegmentPack<Cell, 16 / sizeof(Cell)>;
+  using Pack = SegmentPack<Element, kVector>;
+  constexpr int kInCells = 16 / sizeof(Cell);
+  constexpr int kParts = kVector / kInCells;
+  extern __shared__ __align__(16) uint64_t segment_memory[];
+  Cells *cells = reinterpret_cast<Cells *>(segment_memory);
+  const int lanes = int(call.columns) / kVector;
+  const int size = call.segments * int(call.columns);
+  for (int c = threadIdx.x; c < size / kInCells; c += kSharedThreads) reinterpret_cast<uint4 *>(segment_memory)[c] = {};
+  let_next_kernel_start();
+  __syncthreads();
+  const int lane = int(threadIdx.x) & (call.across - 1);
+  const int beside = 32 / call.across;
+  const int among = (int(threadIdx.x) & 31) / call.across;
+  // Rows are counted from the part's first.
+  const int64_t begin = blockIdx.x * call.part;
+  const int count = lane < lanes ? int(max(min(call.part, call.rows - begin), int64_t(0))) : 0;
+  const Element *input = static_cast<const Element *>(call.input.data) + begin * call.input.row +
+                         lane * kVector * call.input.column;
+  const int step = kSharedThreads / 32 * kRows * beside;
+  for (int first = int(threadIdx.x) / 32 * kRows * beside + among; first < count; first += step) {
+    const auto row = [&](int r) { return first + r * beside; };
+    uint4 word[kRows];
+    if (call.whole) {
+#pragma unroll
+      for (int r = 0; r < kRows; ++r)
+        if (row(r) < count) word[r] = *reinterpret_cast<const uint4 *>(input + row(r) * call.input.row);
+    } else {
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        Pack pack = {};
+#pragma unroll
+        for (int v = 0; v < kVector; ++v)
+          if (row(r) < count) pack.value[v] = input[row(r) * call.input.row + v * call.input.column];
+        word[r] = bit_cast<uint4>(pack);
+      }
+    }
+    uint32_t id[kRows];
+    const auto load_ids = [&](const auto *ids) {
+      ids += begin * call.ids.stride;
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        const int64_t given = ids[min(row(r), count - 1) * call.ids.stride];
+        id[r] = row(r) < count && uint64_t(given) < uint64_t(call.segments) ? uint32_t(given) : kNowhere;
+      }
+    };
+    if (call.ids.wide) {
+      load_ids(static_cast<const int64_t *>(call.ids.data));
+    } else {
+      load_ids(static_cast<const int32_t *>(call.ids.data));
+    }
+    if (call.zeroed.data) {
+      Element *to = static_cast<Element *>(call.zeroed.data) + begin * call.zeroed.row + lane * kVector;
+#pragma unroll
+      for (int r = 0; r < kRows; ++r)
+        if (row(r) < count) __stcs(reinterpret_cast<uint4 *>(to + row(r) * call.zeroed.row), uint4());
+    }
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      if (id[r] == kNowhere) continue;
+      Cells *own = cells + id[r] * uint32_t(lanes * kParts) + lane;
+      const uint32_t words[4] = {word[r].x, word[r].y, word[r].z, word[r].w};
+      Cell found[kVector];
+#pragma unroll
+      for (int w = 0; w < 4; ++w) {
+        const uint32_t keys = segment_keys<kLanes>(words[w] ^ call.signs);
+        if constexpr (kPairs) {
+          const uint32_t below = Op::kRows ? uint32_t(kSharedMostRows - 1) - uint32_t(row(r)) : 0;
+          found[2 * w] = keys << 16 | below;
+          found[2 * w + 1] = (keys & 0xffff0000u) | below;
+        } else if constexpr (Op::kRows) {
+          found[w] = Cell(keys) << 32 | ~uint32_t(row(r));
+        } else {
+          found[w] = keys;
+        }
+      }
+      Cells known[kParts];
+      bool above = false;
+#pragma unroll
+      for (int p = 0; p < kParts; ++p) {
+        known[p] = own[p * lanes];
+#pragma unroll
+        for (int c = 0; c < kInCells; ++c) above |= found[p * kInCells + c] > known[p].value[c];
+      }
+      if (!above) continue;
+#pragma unroll
+      for (int p = 0; p < kParts; ++p) {
+#pragma unroll
+        for (int c = 0; c < kInCells; ++c)
+          if (found[p * kInCells + c] > known[p].value[c])
+            atomicMax(&own[p * lanes].value[c], found[p * kInCells + c]);
+      }
+    }
+  }
+  __syncthreads();
+  State *partial = call.partial + int64_t(blockIdx.x) * size;
+  for (int c = threadIdx.x; c < size; c += kSharedThreads) {
+    const int segment = c / int(call.columns);
+    const int column = c - segment * int(call.columns);
+    const int v = column % kVector;
+    const Cell cell = cells[(segment * kParts + v / kInCells) * lanes + column / kVector].value[v % kInCells];
+    uint32_t key = uint32_t(cell >> (8 * (sizeof(Cell) - (kPairs ? 2 : 4))));
+    if (kPairs && key == 0xffff) key = ~0u;
+    if constexpr (!Op::kRows) {
+      partial[c] = key;
+    } else if constexpr (kPairs) {
+      partial[c] = {key, cell == 0 ? ~0u : uint32_t(begin + (kSharedMostRows - 1) - (cell & 0xffff))};
+    } else {
+      partial[c] = {key, cell == 0 ? ~0u : uint32_t(begin + ~uint32_t(cell))};
+    }
+  }
+}
+
+}  // namespace baracuda
