@@ -473,8 +473,8 @@ def test_ids_are_sorted(backend: Backend, rows: int, segments: int, how: str, in
         ("buckets", (16400, 1, 4000)),
         ("few", (17000, 2, 30)),
         ("few", (16384, 8, 5)),
-        ("tiles", (70000, 24, 90)),
-        ("tiles", (70001, 16, 80)),
+        ("shared", (70000, 24, 90)),
+        ("shared", (70001, 16, 80)),
     ],
     ids=str,
 )
@@ -485,7 +485,7 @@ def test_many_rows_in_any_order(backend: Backend, path: str, size: tuple[int, in
         rows //= 16
     rng = np.random.default_rng(12)
     ids = make_ids(rng, "unsorted", rows, segments, "int32" if dtype == "float16" else "int64", hostile=True)
-    if path == "tiles":
+    if path == "shared":
         ids[: rows // 4] = segments - 1
     members = reference.rows_of_segments("unsorted", ids, rows, segments)
     plan = bc.SegmentReducePlan(
