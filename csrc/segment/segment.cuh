@@ -98,7 +98,7 @@ struct SegmentBuckets {
   int64_t units = 0;
   int64_t stride = 0;  // of tiles, in records of four rows
   void *elements = nullptr;
-  void *places = nullptr;       // the cell and, if wanted, the row in the tile
+  void *places = nullptr;       // the cell and, if wanted, the row in the tile; NULL where they share words
   uint16_t *bounds = nullptr;   // where each tile's bucket begins, [count + 1][tiles]
   uint32_t *totals = nullptr;   // rows of each bucket
   uint32_t *done = nullptr;     // pieces of each bucket that are reduced

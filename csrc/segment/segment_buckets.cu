@@ -4,14 +4,17 @@
 namespace baracuda {
 namespace {
 
-constexpr int kTileThreads = 512;
+constexpr int kTileThreads = 1024;
 constexpr int kTileWarps = kTileThreads / 32;
 constexpr int kTileItems = kBucketTile / kTileThreads;
 constexpr uint32_t kNowhere = ~uint32_t(0);
 constexpr int64_t kMultiprocessors = 132;
-static_assert(kTileThreads == kMostBuckets);
+// Two sets of counters, and sums of warps.
+constexpr int64_t kTileCounterBytes = (2 * kMostBuckets + kTileWarps) * int64_t(sizeof(uint32_t));
+static_assert(kTileThreads >= kMostBuckets && kTileWarps == 32);
 
 __global__ __launch_bounds__(kMostBuckets) void forget_totals(SegmentBuckets buckets) {
+  let_next_kernel_start();
   buckets.totals[threadIdx.x] = 0;
   buckets.done[threadIdx.x] = 0;
 }
@@ -20,116 +23,146 @@ __global__ __launch_bounds__(kMostBuckets) void forget_totals(SegmentBuckets buc
 __device__ __forceinline__ int row_in_tile(int k) { return (k / 2) * 2 * kTileThreads + 2 * int(threadIdx.x) + k % 2; }
 
 template <class T>
-__device__ __forceinline__ void load_pairs(const T *from, T (&to)[kTileItems]) {
-  using Pair = SegmentPack<T, 2>;
-#pragma unroll
-  for (int k = 0; k < kTileItems; k += 2) {
-    const Pair pair = *reinterpret_cast<const Pair *>(from + row_in_tile(k));
-    to[k] = pair.value[0];
-    to[k + 1] = pair.value[1];
+__device__ __forceinline__ void copy_pair(SegmentPack<T, 2> *to, const T *from) {
+  constexpr int kBytes = 2 * int(sizeof(T));
+  if constexpr (kBytes == 16) {
+    copy_16_bytes(to, from);
+  } else {
+    const uint32_t address = uint32_t(__cvta_generic_to_shared(to));
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(address), "l"(from), "n"(kBytes) : "memory");
   }
 }
+template <class T>
+__device__ __forceinline__ SegmentPack<T, 2> load_pair(const SegmentPack<T, 2> *from) {
+  using Word = std::conditional_t<sizeof(T) == 2, unsigned, std::conditional_t<sizeof(T) == 4, uint2, ulonglong2>>;
+  const Word word = *reinterpret_cast<const Word *>(from);
+  return bit_cast<SegmentPack<T, 2>>(word);
+}
 
-// Rows of a tile by buckets, in each in any order, with fillers that belong to no segment.
+// Rows of tiles by buckets, in each in any order, with fillers that belong to no segment. While a tile is put in order,
+// the next is on its way: each thread has room for its own rows of it.
 template <class Bits, class Place, class Id>
-__global__ __launch_bounds__(kTileThreads, 2) void fill_buckets(const __grid_constant__ SegmentBuckets buckets,
+__global__ __launch_bounds__(kTileThreads, 1) void fill_buckets(const __grid_constant__ SegmentBuckets buckets,
                                                                 SegmentView input, SegmentIndices ids, int64_t rows,
                                                                 int64_t segments, bool paired) {
+  using Record = BucketRecords<Bits, Place>;
   extern __shared__ __align__(16) uint64_t segment_memory[];
-  __shared__ uint32_t counts[kMostBuckets];
+  // In turns: rows are counted in one, while the other is forgotten.
+  __shared__ uint32_t counters[2][kMostBuckets];
   __shared__ uint32_t sums[kTileWarps];
-  const int records = int(buckets.stride) * kRecords;
-  Bits *elements = reinterpret_cast<Bits *>(segment_memory);
-  Place *places = reinterpret_cast<Place *>(elements + records);
+  auto *next_ids = reinterpret_cast<SegmentPack<Id, 2> *>(segment_memory) + threadIdx.x;
+  auto *next_elements =
+      reinterpret_cast<SegmentPack<Bits, 2> *>(segment_memory + kBucketTile * sizeof(Id) / 8) + threadIdx.x;
+  uint64_t *staged_memory = segment_memory + kBucketTile * (sizeof(Id) + sizeof(Bits)) / 8;
+  const Record staged = {staged_memory, staged_memory + buckets.stride * (Record::kElementBytes / 8)};
   const int lane = int(threadIdx.x) & 31;
   const int warp = int(threadIdx.x) / 32;
-  const int64_t tile = blockIdx.x;
-  const int64_t first = tile * kBucketTile;
-  counts[threadIdx.x] = 0;
-  uint32_t id[kTileItems];
-  Bits element[kTileItems];
-  {
-    Id given[kTileItems];
-    const Id *from = static_cast<const Id *>(ids.data);
-    const Bits *data = static_cast<const Bits *>(input.data);
+  const int b = int(threadIdx.x);
+  const Id *from = static_cast<const Id *>(ids.data);
+  const Bits *data = static_cast<const Bits *>(input.data);
+  const auto fetch = [&](int64_t tile) {
+    const int64_t first = tile * kBucketTile;
     if (paired && first + kBucketTile <= rows) {
-      load_pairs(from + first, given);
-      load_pairs(data + first, element);
-    } else {
 #pragma unroll
+      for (int k = 0; k < kTileItems / 2; ++k) {
+        copy_pair(next_ids + k * kTileThreads, from + first + row_in_tile(2 * k));
+        copy_pair(next_elements + k * kTileThreads, data + first + row_in_tile(2 * k));
+      }
+    } else if (first < rows) {
       for (int k = 0; k < kTileItems; ++k) {
-        const int64_t row = min(first + row_in_tile(k), rows - 1);
-        given[k] = first + row_in_tile(k) < rows ? from[row * ids.stride] : Id(-1);
-        element[k] = data[row * input.row];
+        const int64_t row = first + row_in_tile(k);
+        next_ids[k / 2 * kTileThreads].value[k % 2] = row < rows ? from[row * ids.stride] : Id(-1);
+        next_elements[k / 2 * kTileThreads].value[k % 2] = data[min(row, rows - 1) * input.row];
       }
     }
+    commit_copies();
+  };
+  if (b < kMostBuckets) counters[0][b] = 0;
+  wait_for_earlier_work();
+  let_next_kernel_start();
+  fetch(blockIdx.x);
+  __syncthreads();
+  uint32_t seen = 0;
+  int turn = 0;
+  for (int64_t tile = blockIdx.x; tile < buckets.tiles; tile += gridDim.x) {
+    uint32_t id[kTileItems];
+    SegmentPack<Bits, 2> element[kTileItems / 2];
+    wait_for_copies<0>();
+#pragma unroll
+    for (int k = 0; k < kTileItems / 2; ++k) {
+      const SegmentPack<Id, 2> given = load_pair(next_ids + k * kTileThreads);
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+        id[2 * k + i] = uint64_t(int64_t(given.value[i])) < uint64_t(segments) ? uint32_t(given.value[i]) : kNowhere;
+      element[k] = load_pair(next_elements + k * kTileThreads);
+    }
+    fetch(tile + gridDim.x);
+    uint32_t *counts = counters[turn];
+    turn ^= 1;
+    uint32_t rank[kTileItems];
 #pragma unroll
     for (int k = 0; k < kTileItems; ++k)
-      id[k] = uint64_t(int64_t(given[k])) < uint64_t(segments) ? uint32_t(given[k]) : kNowhere;
-  }
-  __syncthreads();
-  uint32_t rank[kTileItems];
-#pragma unroll
-  for (int k = 0; k < kTileItems; ++k)
-    if (id[k] != kNowhere) rank[k] = atomicAdd(counts + (id[k] >> buckets.cell_bits), 1u);
-  __syncthreads();
-  const uint32_t count = counts[threadIdx.x];
-  const uint32_t whole = (count + kRecords - 1) / kRecords * kRecords;
-  uint32_t behind = whole;
-  for (int apart = 1; apart < 32; apart *= 2) {
-    const uint32_t other = __shfl_up_sync(~0u, behind, apart);
-    if (lane >= apart) behind += other;
-  }
-  if (lane == 31) sums[warp] = behind;
-  __syncthreads();
-  uint32_t begin = behind - whole;
-  uint32_t total = 0;
-  for (int w = 0; w < kTileWarps; ++w) {
-    const uint32_t sum = sums[w];
-    if (w < warp) begin += sum;
-    total += sum;
-  }
-  counts[threadIdx.x] = begin;
-  const int b = int(threadIdx.x);
-  if (b < buckets.count) {
-    buckets.bounds[b * buckets.tiles + tile] = uint16_t(begin / kRecords);
-    if (count > 0) atomicAdd(buckets.totals + b, count);
-    for (uint32_t i = count; i < whole; ++i) {
-      elements[begin + i] = 0;
-      places[begin + i] = Place(uint32_t(1) << buckets.cell_bits << (sizeof(Place) == 4 ? kBucketTileBits : 0));
+      if (id[k] != kNowhere) rank[k] = atomicAdd(counts + (id[k] >> buckets.cell_bits), 1u);
+    __syncthreads();
+    if (b < kMostBuckets) counters[turn][b] = 0;
+    const uint32_t count = b < buckets.count ? counts[b] : 0;
+    const uint32_t whole = (count + kRecords - 1) / kRecords * kRecords;
+    uint32_t behind = whole;
+    if (warp * 32 < buckets.count) {
+      for (int apart = 1; apart < 32; apart *= 2) {
+        const uint32_t other = __shfl_up_sync(~0u, behind, apart);
+        if (lane >= apart) behind += other;
+      }
     }
-  }
-  if (b == 0) buckets.bounds[buckets.count * buckets.tiles + tile] = uint16_t(total / kRecords);
-  __syncthreads();
+    if (lane == 31) sums[warp] = behind;
+    __syncthreads();
+    const uint32_t sum = sums[lane];
+    const uint32_t total = __reduce_add_sync(~0u, sum);
+    if (warp * 32 < buckets.count) {
+      const uint32_t begin = __reduce_add_sync(~0u, lane < warp ? sum : 0) + behind - whole;
+      if (b < buckets.count) {
+        counts[b] = begin;
+        seen += count;
+        buckets.bounds[b * buckets.tiles + tile] = uint16_t(begin / kRecords);
+        for (uint32_t i = count; i < whole; ++i)
+          staged.set(begin + i, 0,
+                     Place(uint32_t(1) << buckets.cell_bits << (sizeof(Place) == 4 ? kBucketTileBits : 0)));
+      }
+      if (b == 0) buckets.bounds[buckets.count * buckets.tiles + tile] = uint16_t(total / kRecords);
+    }
+    __syncthreads();
 #pragma unroll
-  for (int k = 0; k < kTileItems; ++k) {
-    if (id[k] == kNowhere) continue;
-    const uint32_t at = counts[id[k] >> buckets.cell_bits] + rank[k];
-    const uint32_t cell = id[k] & ((uint32_t(1) << buckets.cell_bits) - 1);
-    elements[at] = element[k];
-    places[at] = Place(sizeof(Place) == 4 ? cell << kBucketTileBits | uint32_t(row_in_tile(k)) : cell);
+    for (int k = 0; k < kTileItems; ++k) {
+      if (id[k] == kNowhere) continue;
+      const uint32_t cell = id[k] & ((uint32_t(1) << buckets.cell_bits) - 1);
+      staged.set(counts[id[k] >> buckets.cell_bits] + rank[k], element[k / 2].value[k % 2],
+                 Place(sizeof(Place) == 4 ? cell << kBucketTileBits | uint32_t(row_in_tile(k)) : cell));
+    }
+    __syncthreads();
+    const Record to = Record{buckets.elements, buckets.places};
+    for (int q = threadIdx.x; q < int(total) / kRecords; q += kTileThreads)
+      to.copy(tile * buckets.stride + q, staged, q);
   }
-  __syncthreads();
-  auto *to = static_cast<Records<Bits> *>(buckets.elements) + tile * buckets.stride;
-  auto *places_to = static_cast<Records<Place> *>(buckets.places) + tile * buckets.stride;
-  for (int q = threadIdx.x; q < int(total) / kRecords; q += kTileThreads) {
-    to[q] = reinterpret_cast<const Records<Bits> *>(elements)[q];
-    places_to[q] = reinterpret_cast<const Records<Place> *>(places)[q];
-  }
+  if (b < buckets.count && seen > 0) atomicAdd(buckets.totals + b, seen);
+}
+
+// What a block needs beside its counters, for elements, places and ids of so many bytes.
+size_t tile_bytes(const SegmentBuckets &buckets, int element, int place, int id) {
+  return size_t(buckets.stride) * kRecords * (element + place) + size_t(kBucketTile) * (element + id);
 }
 
 template <class Bits, class Place, class Id>
 void fill(const SegmentProblem &problem, const SegmentView &input, const SegmentIndices &ids, const SegmentSpace &space,
           Stream stream) {
   const SegmentBuckets &buckets = space.buckets;
-  const size_t shared = size_t(buckets.stride) * kRecords * (sizeof(Bits) + sizeof(Place));
+  const size_t shared = tile_bytes(buckets, sizeof(Bits), sizeof(Place), sizeof(Id));
   const auto kernel = fill_buckets<Bits, Place, Id>;
   const bool paired = input.row == 1 && ids.stride == 1 && segment_aligned({input.data, 2, 1}, 2, sizeof(Bits)) &&
                       segment_aligned({const_cast<void *>(ids.data), 2, 1}, 2, sizeof(Id));
   segment_allow_shared(reinterpret_cast<const void *>(kernel), shared);
   launch(forget_totals, {1, kMostBuckets}, stream, buckets);
-  launch(kernel, {buckets.tiles, kTileThreads, shared}, stream, buckets, input, ids, problem.rows, problem.segments,
-         paired);
+  launch(kernel, {std::min(buckets.tiles, kMultiprocessors), kTileThreads, shared, true}, stream, buckets, input, ids,
+         problem.rows, problem.segments, paired);
 }
 
 // What a block may have for cells.
@@ -234,7 +267,6 @@ void segment_take_cells(Workspace &workspace, const SegmentProblem &problem, siz
          int64_t(segment_bucket_sum_bytes(problem, cell_bits, copy_bits)) > most)
     --copy_bits;
   if (copy_bits < 0) return;
-  space.cells = SegmentCells::buckets;
   SegmentBuckets &buckets = space.buckets;
   buckets.cell_bits = cell_bits;
   buckets.copy_bits = copy_bits;
@@ -245,10 +277,15 @@ void segment_take_cells(Workspace &workspace, const SegmentProblem &problem, siz
       buckets.count >= 128 ? 2 * ceil_div(problem.rows, buckets.count) : ceil_div(problem.rows, kMultiprocessors),
       kBucketTile));
   buckets.units = buckets.count + ceil_div(problem.rows, buckets.piece);
-  const int64_t records = buckets.tiles * buckets.stride * kRecords;
   const bool with_rows = problem.extreme() && state == 8;
-  buckets.elements = workspace.take<std::byte>(records * problem.dtype.bits / 8);
-  buckets.places = workspace.take<std::byte>(records * (with_rows ? 4 : 2));
+  const int element = problem.dtype.bits / 8;
+  const int place = with_rows ? 4 : 2;
+  if (int64_t(tile_bytes(buckets, element, place, sizeof(int64_t))) + kTileCounterBytes > most) return;
+  space.cells = SegmentCells::buckets;
+  const int64_t records = buckets.tiles * buckets.stride * kRecords;
+  const bool together = bucket_shares_words(element, place);
+  buckets.elements = workspace.take<std::byte>(records * (together ? element + place : element));
+  if (!together) buckets.places = workspace.take<std::byte>(records * place);
   buckets.bounds = workspace.take<uint16_t>((buckets.count + 1) * buckets.tiles);
   buckets.totals = workspace.take<uint32_t>(kMostBuckets);
   buckets.done = workspace.take<uint32_t>(kMostBuckets);

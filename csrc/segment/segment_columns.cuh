@@ -18,6 +18,57 @@ constexpr int kBucketThreads = 1024;
 template <class T>
 using Records = SegmentPack<T, kRecords>;
 
+// Whether an element and its place share a word.
+constexpr bool bucket_shares_words(int element_bytes, int place_bytes) { return element_bytes + place_bytes == 4; }
+
+// Records as they lie in memory, elements and places each on their own or together.
+template <class Element, class Place>
+struct BucketRecords {
+  static constexpr bool kShared = bucket_shares_words(sizeof(Element), sizeof(Place));
+  static constexpr int kElementBytes = kRecords * (kShared ? 4 : int(sizeof(Element)));
+  static constexpr int kPlaceBytes = kShared ? 0 : kRecords * int(sizeof(Place));
+  using Word = std::conditional_t<kShared, uint32_t, Element>;
+  void *elements;
+  void *places;
+
+  __device__ __forceinline__ void set(uint32_t row, Element element, Place place) const {
+    if constexpr (kShared) {
+      static_cast<uint32_t *>(elements)[row] = uint32_t(element) << 16 | place;
+    } else {
+      static_cast<Element *>(elements)[row] = element;
+      static_cast<Place *>(places)[row] = place;
+    }
+  }
+  __device__ __forceinline__ void copy(int64_t at, const BucketRecords &from, int from_at) const {
+    static_cast<Records<Word> *>(elements)[at] = static_cast<const Records<Word> *>(from.elements)[from_at];
+    if constexpr (!kShared)
+      static_cast<Records<Place> *>(places)[at] = static_cast<const Records<Place> *>(from.places)[from_at];
+  }
+  // Unpacked only when it is looked at, so that loads wait for nothing.
+  struct Loaded {
+    Records<Word> words;
+    Records<Place> places;
+    __device__ __forceinline__ void unpack(Records<Element> &element, Records<Place> &place) const {
+      if constexpr (kShared) {
+#pragma unroll
+        for (int r = 0; r < kRecords; ++r) {
+          element.value[r] = bit_cast<Element>(uint16_t(words.value[r] >> 16));
+          place.value[r] = Place(words.value[r]);
+        }
+      } else {
+        element = words;
+        place = places;
+      }
+    }
+  };
+  __device__ __forceinline__ Loaded load(uint32_t at) const {
+    Loaded loaded;
+    loaded.words = static_cast<const Records<Word> *>(elements)[at];
+    if constexpr (!kShared) loaded.places = static_cast<const Records<Place> *>(places)[at];
+    return loaded;
+  }
+};
+
 template <class Op>
 struct SegmentBucketCall {
   Op op;
@@ -73,25 +124,25 @@ __device__ __forceinline__ BucketPiece find_bucket_piece(const SegmentBuckets &b
   return found;
 }
 
-// Hands all records of a piece to `take`, as many as are read at once, with the number of their tile.
+// Hands all records of a piece to `take`, as many as are read at once, with the number of their tile. The last tiles
+// come first: what was written last is still in the cache.
 template <class Element, class Place, int kLanes, class Take>
 __device__ __forceinline__ void visit_bucket(const SegmentBuckets &buckets, const BucketPiece &piece,
                                              const Take &take) {
   constexpr int kAtOnce = 3;
   constexpr int kGroups = kBucketThreads / kLanes;
   const int lane = int(threadIdx.x) & (kLanes - 1);
-  const auto *elements = static_cast<const Records<Element> *>(buckets.elements);
-  const auto *places = static_cast<const Records<Place> *>(buckets.places);
+  const BucketRecords<Element, Place> records = {buckets.elements, buckets.places};
   const uint16_t *begins = buckets.bounds + int64_t(piece.bucket) * buckets.tiles;
   const uint16_t *ends = begins + buckets.tiles;
   const int64_t step = int64_t(piece.pieces) * kGroups;
-  int64_t tile = piece.piece + int64_t(piece.pieces) * (int(threadIdx.x) / kLanes);
-  if (tile >= buckets.tiles) return;
+  int64_t tile = buckets.tiles - 1 - piece.piece - int64_t(piece.pieces) * (int(threadIdx.x) / kLanes);
+  if (tile < 0) return;
   int begin = begins[tile];
   int end = ends[tile];
   while (true) {
-    const int64_t next = tile + step;
-    const bool more = next < buckets.tiles;
+    const int64_t next = tile - step;
+    const bool more = next >= 0;
     int next_begin = 0;
     int next_end = 0;
     if (more) {
@@ -100,18 +151,19 @@ __device__ __forceinline__ void visit_bucket(const SegmentBuckets &buckets, cons
     }
     const uint32_t from = uint32_t(tile) * uint32_t(buckets.stride);
     for (int q = begin + lane; q < end; q += kLanes * kAtOnce) {
-      Records<Element> element[kAtOnce];
-      Records<Place> place[kAtOnce];
+      typename BucketRecords<Element, Place>::Loaded loaded[kAtOnce];
 #pragma unroll
       for (int a = 0; a < kAtOnce; ++a) {
         if (q + a * kLanes >= end) break;
-        element[a] = elements[from + uint32_t(q + a * kLanes)];
-        place[a] = places[from + uint32_t(q + a * kLanes)];
+        loaded[a] = records.load(from + uint32_t(q + a * kLanes));
       }
 #pragma unroll
       for (int a = 0; a < kAtOnce; ++a) {
         if (q + a * kLanes >= end) break;
-        take(element[a], place[a], tile);
+        Records<Element> element;
+        Records<Place> place;
+        loaded[a].unpack(element, place);
+        take(element, place, tile);
       }
     }
     if (!more) return;
@@ -132,6 +184,19 @@ __device__ __forceinline__ bool last_of_bucket(const SegmentBuckets &buckets, co
   return last;
 }
 
+// Without a branch, where there is an instruction for it.
+__device__ __forceinline__ void raise_cell(uint32_t *at, uint32_t known, uint32_t cell) {
+  asm volatile(
+      "{\n\t.reg .pred p;\n\t"
+      "setp.gt.u32 p, %1, %2;\n\t"
+      "@p red.shared.max.u32 [%0], %1;\n\t}" ::"r"(uint32_t(__cvta_generic_to_shared(at))),
+      "r"(cell), "r"(known)
+      : "memory");
+}
+__device__ __forceinline__ void raise_cell(unsigned long long *at, unsigned long long known, unsigned long long cell) {
+  if (cell > known) atomicMax(at, cell);
+}
+
 template <class Op>
 __global__ __launch_bounds__(kBucketThreads,
                              1) void bucket_extremes(const __grid_constant__ SegmentBucketCall<Op> call) {
@@ -145,6 +210,7 @@ __global__ __launch_bounds__(kBucketThreads,
   const SegmentBuckets &buckets = call.buckets;
   const int count = 1 << buckets.cell_bits;
   for (int c = threadIdx.x; c <= count; c += kBucketThreads) cells[c] = 0;
+  wait_for_earlier_work();
   const BucketPiece piece = find_bucket_piece(buckets);
   if (piece.bucket < 0) return;
   visit_bucket<Element, Place, 8>(
@@ -164,8 +230,7 @@ __global__ __launch_bounds__(kBucketThreads,
           known[r] = *at[r];
         }
 #pragma unroll
-        for (int r = 0; r < kRecords; ++r)
-          if (cell[r] > known[r]) atomicMax(at[r], cell[r]);
+        for (int r = 0; r < kRecords; ++r) raise_cell(at[r], known[r], cell[r]);
       });
   __syncthreads();
   const int64_t first = int64_t(piece.bucket) << buckets.cell_bits;
@@ -268,10 +333,12 @@ __device__ __forceinline__ uint32_t sample_exponents(const SegmentBuckets &bucke
   const int64_t tile = piece.piece + int64_t(piece.pieces) * (int(threadIdx.x) / kLanes);
   if (tile < buckets.tiles) {
     const uint16_t *bounds = buckets.bounds + int64_t(piece.bucket) * buckets.tiles + tile;
-    const auto *elements = static_cast<const Records<Element> *>(buckets.elements) + tile * buckets.stride;
+    const BucketRecords<Element, uint16_t> records = {buckets.elements, buckets.places};
     const int end = bounds[buckets.tiles];
     for (int q = bounds[0] + (int(threadIdx.x) & (kLanes - 1)); q < end; q += kLanes) {
-      const Records<Element> element = elements[q];
+      Records<Element> element;
+      Records<uint16_t> place;
+      records.load(uint32_t(tile) * uint32_t(buckets.stride) + uint32_t(q)).unpack(element, place);
 #pragma unroll
       for (int r = 0; r < kRecords; ++r) {
         const float x = float(element.value[r]);
@@ -316,6 +383,7 @@ __global__ __launch_bounds__(kBucketThreads, 1) void bucket_sums(const __grid_co
   const int all = 2 * (size + count + 1) + (call.counts ? size : 0);
   for (int c = threadIdx.x; c < all; c += kBucketThreads) low[c] = 0;
   if (threadIdx.x == 0) again = indeed = false;
+  wait_for_earlier_work();
   const BucketPiece piece = find_bucket_piece(buckets);
   if (piece.bucket < 0) return;
   const int bits = 32 - __clz(int(piece.rows));
@@ -479,7 +547,7 @@ void segment_reduce_buckets(const SegmentProblem &problem, const SegmentView &in
   SegmentBucketCall<Op> call = {op, space.buckets, problem.rows, problem.segments, space.partial, nullptr, false};
   const auto run = [&](auto kernel, size_t shared) {
     segment_allow_shared(reinterpret_cast<const void *>(kernel), shared);
-    launch(kernel, {space.buckets.units, kBucketThreads, shared}, stream, call);
+    launch(kernel, {space.buckets.units, kBucketThreads, shared, true}, stream, call);
   };
   if constexpr (requires { op.order; }) {
     run(bucket_extremes<Op>, segment_bucket_bytes(space.buckets.cell_bits, Op::kRows ? 8 : 4));
