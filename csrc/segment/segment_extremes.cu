@@ -8,11 +8,17 @@ namespace {
 constexpr uint32_t kInfinity = 0x7f800000u;
 constexpr uint32_t kNan = 0x7fc00000u;
 
-template <SegmentLanes kLanes>
-SegmentFloatMaxima<kLanes> float_op(const SegmentForward &call, const SegmentView &output, uint32_t infinity,
-                                    uint32_t nan) {
-  return segment_float_maxima<kLanes>(call.problem.kind == SegmentKind::min, infinity, nan, uint32_t(call.empty_bits),
-                                      output);
+template <SegmentLanes kLanes, class Bits = uint32_t>
+SegmentFloatMaxima<kLanes, Bits> float_op(const SegmentForward &call, const SegmentView &output, uint32_t infinity,
+                                          uint32_t nan) {
+  return segment_float_maxima<kLanes, Bits>(call.problem.kind == SegmentKind::min, infinity, nan,
+                                            uint32_t(call.empty_bits), output);
+}
+
+template <SegmentLanes kLanes, class Bits>
+void float_runs(const SegmentForward &call, uint32_t infinity, uint32_t nan, const SegmentSpace &space, Stream stream) {
+  segment_reduce_runs(call.problem, call.input, call.ids, float_op<kLanes, Bits>(call, call.output, infinity, nan),
+                      space, stream);
 }
 
 template <SegmentLanes kLanes>
@@ -45,9 +51,13 @@ bool are_pairs(const SegmentForward &call) {
 
 void segment_extremes(const SegmentForward &call, const SegmentSpace &space, Stream stream) {
   const DLDataType dtype = call.problem.dtype;
-  if (space.cells == SegmentCells::runs && dtype == DTypeOf<float>::value)
-    return segment_reduce_runs(call.problem, call.input, call.ids,
-                               float_op<SegmentLanes::float32>(call, call.output, kInfinity, kNan), space, stream);
+  if (space.cells == SegmentCells::runs) {
+    if (dtype == DTypeOf<float>::value)
+      return float_runs<SegmentLanes::float32, uint32_t>(call, kInfinity, kNan, space, stream);
+    if (dtype == DTypeOf<bfloat16>::value)
+      return float_runs<SegmentLanes::bfloat16, uint16_t>(call, 0x7f80u, 0x7fc0u, space, stream);
+    return float_runs<SegmentLanes::float16, uint16_t>(call, 0x7c00u, 0x7e00u, space, stream);
+  }
   if (space.cells == SegmentCells::none) {
     if (dtype == DTypeOf<float>::value)
       return float_maxima<SegmentLanes::float32>(call, kInfinity, kNan, space, stream);

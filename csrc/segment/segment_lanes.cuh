@@ -53,10 +53,11 @@ __device__ __forceinline__ uint32_t segment_keys(uint32_t word) {
   }
 }
 
-// Maxima by the instruction that there is for floats. A minimum is that of numbers with the other sign.
-template <SegmentLanes kLanes>
+// Maxima by the instruction that there is for floats. A minimum is that of numbers with the other sign. Bits: uint32_t,
+// or uint16_t for the lower half alone.
+template <SegmentLanes kLanes, class Bits = uint32_t>
 struct SegmentFloatMaxima {
-  using Element = uint32_t;
+  using Element = Bits;
   using State = uint32_t;
   using Row = uint32_t;
 
@@ -78,25 +79,26 @@ struct SegmentFloatMaxima {
   }
   template <int kVector>
   __device__ void store(int64_t segment, int64_t column, int64_t length, const State (&state)[kVector]) const {
-    uint32_t value[kVector];
+    Bits value[kVector];
 #pragma unroll
     for (int v = 0; v < kVector; ++v) {
-      value[v] = state[v] ^ signs;
+      uint32_t bits = state[v] ^ signs;
       if constexpr (kLanes == SegmentLanes::float32) {
-        value[v] = one_nan(value[v], 0xffffffffu);
+        bits = one_nan(bits, 0xffffffffu);
       } else {
-        value[v] = one_nan(one_nan(value[v], 0xffffu), 0xffff0000u);
+        bits = one_nan(bits, 0xffffu);
+        if constexpr (sizeof(Bits) == 4) bits = one_nan(bits, 0xffff0000u);
       }
-      if (length == 0) value[v] = empty;
+      value[v] = Bits(length == 0 ? empty : bits);
     }
     segment_write<kVector>(output, segment, column, value);
   }
 };
 
-// `output` counts words, the others are those of one element.
-template <SegmentLanes kLanes>
-SegmentFloatMaxima<kLanes> segment_float_maxima(bool minimum, uint32_t infinity, uint32_t nan, uint32_t empty,
-                                                const SegmentView &output) {
+// `output` counts elements of Bits, the others are those of one float.
+template <SegmentLanes kLanes, class Bits = uint32_t>
+SegmentFloatMaxima<kLanes, Bits> segment_float_maxima(bool minimum, uint32_t infinity, uint32_t nan, uint32_t empty,
+                                                      const SegmentView &output) {
   constexpr bool kPairs = kLanes != SegmentLanes::float32;
   constexpr uint32_t kSigns = kPairs ? 0x80008000u : 0x80000000u;
   constexpr uint32_t kTwice = kPairs ? 0x10001u : 1u;
