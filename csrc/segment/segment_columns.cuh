@@ -131,45 +131,69 @@ __device__ __forceinline__ void visit_bucket(const SegmentBuckets &buckets, cons
                                              const Take &take) {
   constexpr int kAtOnce = 3;
   constexpr int kGroups = kBucketThreads / kLanes;
+  // There are registers for two sets of records if these are short.
+  constexpr bool kAhead = BucketRecords<Element, Place>::kShared;
+  using Loaded = typename BucketRecords<Element, Place>::Loaded;
+  struct Run {
+    int64_t tile;
+    int begin;
+    int end;
+  };
   const int lane = int(threadIdx.x) & (kLanes - 1);
   const BucketRecords<Element, Place> records = {buckets.elements, buckets.places};
   const uint16_t *begins = buckets.bounds + int64_t(piece.bucket) * buckets.tiles;
   const uint16_t *ends = begins + buckets.tiles;
   const int64_t step = int64_t(piece.pieces) * kGroups;
-  int64_t tile = buckets.tiles - 1 - piece.piece - int64_t(piece.pieces) * (int(threadIdx.x) / kLanes);
-  if (tile < 0) return;
-  int begin = begins[tile];
-  int end = ends[tile];
-  while (true) {
-    const int64_t next = tile - step;
-    const bool more = next >= 0;
-    int next_begin = 0;
-    int next_end = 0;
-    if (more) {
-      next_begin = begins[next];
-      next_end = ends[next];
-    }
-    const uint32_t from = uint32_t(tile) * uint32_t(buckets.stride);
-    for (int q = begin + lane; q < end; q += kLanes * kAtOnce) {
-      typename BucketRecords<Element, Place>::Loaded loaded[kAtOnce];
+  const auto find = [&](int64_t tile) -> Run {
+    if (tile < 0) return {tile, 0, 0};
+    return {tile, begins[tile], ends[tile]};
+  };
+  const auto load = [&](const Run &run, int from, Loaded(&loaded)[kAtOnce]) {
+    const uint32_t first = uint32_t(run.tile) * uint32_t(buckets.stride);
 #pragma unroll
-      for (int a = 0; a < kAtOnce; ++a) {
-        if (q + a * kLanes >= end) break;
-        loaded[a] = records.load(from + uint32_t(q + a * kLanes));
+    for (int a = 0; a < kAtOnce; ++a) {
+      if (from + a * kLanes >= run.end) break;
+      loaded[a] = records.load(first + uint32_t(from + a * kLanes));
+    }
+  };
+  const auto pass = [&](const Run &run, int from, const Loaded(&loaded)[kAtOnce]) {
+#pragma unroll
+    for (int a = 0; a < kAtOnce; ++a) {
+      if (from + a * kLanes >= run.end) break;
+      Records<Element> element;
+      Records<Place> place;
+      loaded[a].unpack(element, place);
+      take(element, place, run.tile);
+    }
+  };
+  Run run = find(buckets.tiles - 1 - piece.piece - int64_t(piece.pieces) * (int(threadIdx.x) / kLanes));
+  Loaded loaded[kAtOnce];
+  if constexpr (kAhead) {
+    Run next = find(run.tile - step);
+    load(run, run.begin + lane, loaded);
+    while (run.tile >= 0) {
+      const Run far = find(next.tile - step);
+      Loaded ahead[kAtOnce];
+      load(next, next.begin + lane, ahead);
+      pass(run, run.begin + lane, loaded);
+      for (int from = run.begin + lane + kLanes * kAtOnce; from < run.end; from += kLanes * kAtOnce) {
+        load(run, from, loaded);
+        pass(run, from, loaded);
       }
 #pragma unroll
-      for (int a = 0; a < kAtOnce; ++a) {
-        if (q + a * kLanes >= end) break;
-        Records<Element> element;
-        Records<Place> place;
-        loaded[a].unpack(element, place);
-        take(element, place, tile);
-      }
+      for (int a = 0; a < kAtOnce; ++a) loaded[a] = ahead[a];
+      run = next;
+      next = far;
     }
-    if (!more) return;
-    tile = next;
-    begin = next_begin;
-    end = next_end;
+  } else {
+    while (run.tile >= 0) {
+      const Run next = find(run.tile - step);
+      for (int from = run.begin + lane; from < run.end; from += kLanes * kAtOnce) {
+        load(run, from, loaded);
+        pass(run, from, loaded);
+      }
+      run = next;
+    }
   }
 }
 
