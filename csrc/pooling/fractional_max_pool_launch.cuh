@@ -2,7 +2,7 @@
 // From a call to its kernel. Each dtype has a file of its own that instantiates these.
 #pragma once
 
-#include "pooling/fractional_max_pool_backward.cuh"
+#include "pooling/fractional_max_pool_runs.cuh"
 
 namespace baracuda {
 
