@@ -471,6 +471,13 @@ struct PoolDecoded<T> {
   }
 };
 
+// Which word of a slot is a cell's: bits 2 to 5 of its row and of its column tell the thread, the others the word of
+// it.
+__device__ __forceinline__ uint32_t patch_word(uint32_t row, uint32_t column) {
+  static_assert(kTileRows == 4 && kTileColumns == 4 && kPatch == 64);
+  return (row << 10 & 0xc00) | (column << 8 & 0x300) | (row << 2 & 0xf0) | column >> 2;
+}
+
 template <class T, class Index>
 __global__ void __launch_bounds__(kPatchThreads, kPatchBlocks)
     pool_patches(const __grid_constant__ PoolPatchesCall call) {
@@ -478,9 +485,9 @@ __global__ void __launch_bounds__(kPatchThreads, kPatchBlocks)
   extern __shared__ __align__(16) char shared[];
   constexpr uint32_t kNone = 1u << 31;
   constexpr uint32_t kSlotBytes = kPatch * kPatch * sizeof(Real);
-  constexpr uint32_t kRowBytes = kPatch * sizeof(Real);
-  // Of a cell's place, what tells its tile: bits 2 to 5 of its column and of its row.
-  constexpr uint32_t kTileBits = uint32_t((0x3c | 0x3c * kPatch) * sizeof(Real)) | kNone;
+  // As in pool_tiles, words of a thread by slot, row and column: neighbouring threads never meet in a bank.
+  constexpr uint32_t kWord = kPatchThreads * sizeof(Real);
+  constexpr uint32_t kTileBits = (kPatchThreads - 1) * uint32_t(sizeof(Real)) | kNone;
   const PoolAxis &slow = call.problem.axis[kSlow];
   const PoolAxis &middle = call.problem.axis[kMiddle];
   const PoolAxis &fast = call.problem.axis[kFast];
@@ -534,7 +541,7 @@ __global__ void __launch_bounds__(kPatchThreads, kPatchBlocks)
   const int32_t tf = f0 + int32_t(threadIdx.x % 16) * 4;
   const int32_t tm = m0 + int32_t(threadIdx.x / 16) * 4;
   const bool has_tile = tf < f1 && tm < m1;
-  const uint32_t tile_at = ((threadIdx.x / 16) * 4 * kPatch + (threadIdx.x % 16) * 4) * uint32_t(sizeof(Real));
+  const uint32_t tile_at = threadIdx.x * uint32_t(sizeof(Real));
   const PoolDecoded<T> *const candidates =
       decoded + (has_tile ? (windows_over(middle, tm).begin - over_middle.begin) * call.pitch +
                                 windows_over(fast, tf).begin - over_fast.begin
@@ -556,12 +563,15 @@ __global__ void __launch_bounds__(kPatchThreads, kPatchBlocks)
       if (has_tile) {
 #pragma unroll
         for (int b = 0; b < 4; ++b) {
-          using Sums = PoolPack<Real, 4>;
-          Sums *const place = reinterpret_cast<Sums *>(from + b * kRowBytes);
-          Sums cells = *place;
-          *place = Sums{};
+          Real cells[kTileColumns];
+#pragma unroll
+          for (int e = 0; e < kTileColumns; ++e) {
+            Real &sum = *reinterpret_cast<Real *>(from + (b * kTileColumns + e) * kWord);
+            cells[e] = sum;
+            sum = Real(0);
+          }
           if (tm + b >= m1) continue;
-          write_cells(to + b * call.dx.axis[kMiddle], cells.value, f1 - tf, 1, call.aligned, call.accumulate);
+          write_cells(to + b * call.dx.axis[kMiddle], cells, f1 - tf, 1, call.aligned, call.accumulate);
         }
       }
       to += call.dx.axis[kSlow];
@@ -612,8 +622,8 @@ __global__ void __launch_bounds__(kPatchThreads, kPatchBlocks)
       left = call.row.rest(left, m);
       mine = mine && m < row.count && left - uint32_t(span.low) < span.count;
       const uint32_t slot = head + s;
-      const uint32_t place = min(slot, slot - uint32_t(call.slots)) * kSlotBytes + (m + row.place) * kRowBytes +
-                             (left - uint32_t(f0)) * uint32_t(sizeof(Real));
+      const uint32_t place = min(slot, slot - uint32_t(call.slots)) * kSlotBytes +
+                             patch_word(m + row.place, left - uint32_t(f0)) * uint32_t(sizeof(Real));
       decoded[r * call.pitch + column] = PoolDecoded<T>::of(gradient[k], mine ? place : kNone);
     }
     __syncthreads();
