@@ -14,68 +14,10 @@
 // tiles drawn before, so the first tile that isn't finished never waits.
 #pragma once
 
+#include "runtime/gate.cuh"
 #include "scan/scan_long.cuh"
 
 namespace baracuda::scan {
-
-__device__ __forceinline__ uint32_t shared_address(const void *p) { return uint32_t(__cvta_generic_to_shared(p)); }
-
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-// A gate is a word in shared memory that opens when enough have arrived, and all bytes that were announced; time and
-// again, each time with the other parity.
-__device__ __forceinline__ void set_gate(uint64_t *gate, int arrivals) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(gate)), "r"(arrivals) : "memory");
-}
-__device__ __forceinline__ void arrive(uint64_t *gate) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(gate)) : "memory");
-}
-__device__ __forceinline__ void arrive_and_announce(uint64_t *gate, uint32_t bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(gate)), "r"(bytes)
-               : "memory");
-}
-// Whether the gate has opened `parity`'s time.
-__device__ __forceinline__ bool is_open(uint64_t *gate, uint32_t parity) {
-  uint32_t open;
-  asm volatile(
-      "{\n\t.reg .pred p;\n\t"
-      "mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n\t"
-      "selp.u32 %0, 1, 0, p;\n\t}"
-      : "=r"(open)
-      : "r"(shared_address(gate)), "r"(parity)
-      : "memory");
-  return open;
-}
-__device__ __forceinline__ void pass(uint64_t *gate, uint32_t parity) {
-  uint32_t open;
-  do {
-    asm volatile(
-        "{\n\t.reg .pred p;\n\t"
-        "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n\t"
-        "selp.u32 %0, 1, 0, p;\n\t}"
-        : "=r"(open)
-        : "r"(shared_address(gate)), "r"(parity)
-        : "memory");
-  } while (!open);
-}
-// Copies of the engine: both ends and the size are multiples of sixteen bytes.
-__device__ __forceinline__ void bulk_load(std::byte *to, const std::byte *from, uint32_t bytes, uint64_t *gate) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                   shared_address(to)),
-               "l"(from), "r"(bytes), "r"(shared_address(gate))
-               : "memory");
-}
-__device__ __forceinline__ void bulk_store(std::byte *to, const std::byte *from, uint32_t bytes) {
-  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(shared_address(from)),
-               "r"(bytes)
-               : "memory");
-}
-__device__ __forceinline__ void close_bulk_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-// Until shared memory may be written again.
-__device__ __forceinline__ void wait_for_bulk_reads() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
-__device__ __forceinline__ void wait_for_bulk_stores() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
-// What the thread wrote is there for the copy engine.
-__device__ __forceinline__ void show_copy_engine() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-#endif
 
 // A lane's elements are an odd number of sixteen-byte pieces, so that a warp reads them without bank conflicts.
 template <class Op, int kRun, int kWarps, int kGroups, int kStages>
