@@ -52,6 +52,43 @@ PoolRowsShape pool_rows_shape(const PoolProblem &problem, size_t real_size, size
   return shape;
 }
 
+PoolStagedShape pool_staged_shape(const PoolProblem &problem, size_t element_size) {
+  constexpr int64_t kWhole = 16;  // bytes that the copy engine moves at least
+  constexpr int64_t kMostShared = 56 * 1024;
+  constexpr int64_t kWantedBlocks = int64_t(132) * kStagedBlocks * 2;
+  PoolStagedShape shape;
+  const PoolAxis *axis = problem.axis;
+  const bool flat = pool_is_flat(problem);
+  if (element_size > pool_staged_widest(flat)) return shape;
+  for (int a = 0; a < kPoolAxes; ++a) {
+    if (flat && a == kMiddle) continue;
+    // Cells between windows would be copied for nothing.
+    if (axis[a].window != kStagedWindow || axis[a].out < 2 ||
+        axis[a].last_start() > int64_t(kStagedWindow) * (axis[a].out - 1))
+      return shape;
+  }
+  const PoolAxis &slow = axis[kSlow];
+  const int64_t slice_bytes = int64_t(axis[kMiddle].in) * axis[kFast].in * int64_t(element_size);
+  const int64_t slice_outs = int64_t(axis[kMiddle].out) * axis[kFast].out;
+  if (slice_bytes % kWhole != 0 || problem.in_plane() >= kNarrowLimit || problem.out_plane() >= kNarrowLimit ||
+      problem.planes() * slow.out >= kNarrowLimit)
+    return shape;
+  const auto up = [](int64_t bytes) { return ceil_div(bytes, kWhole) * kWhole; };
+  int64_t slices = std::clamp<int64_t>((element_size == 2 ? 4096 : 3072) / slice_outs, 1, slow.out);
+  while (slices > 1 && problem.planes() * ceil_div(slow.out, slices) < kWantedBlocks) slices /= 2;
+  for (; slices > 0; slices /= 2) {
+    const int64_t apart = ceil_div((slices - 1) * slow.last_start(), slow.out - 1);
+    const int64_t cells = apart + kStagedWindow + flat + slow.below + slow.above + slow.tie;
+    const int64_t rows_at = std::min<int64_t>(cells, slow.in) * slice_bytes;
+    const int64_t columns_at = up(rows_at + slices * axis[kMiddle].out * int64_t(sizeof(PoolStagedRow)));
+    const int64_t shared = columns_at + axis[kFast].out * int64_t(sizeof(uint32_t));
+    if (shared > kMostShared) continue;
+    shape = {int32_t(slices), int32_t(rows_at), int32_t(columns_at), size_t(shared)};
+    break;
+  }
+  return shape;
+}
+
 namespace {
 
 constexpr int64_t kProcessors = 132;

@@ -73,6 +73,34 @@ __device__ __forceinline__ bool unordered(double a, double b) {
   return result != 0;
 }
 
+// The highest of a window's cells, and how far it lies from the first one; whether one of them is a NaN, for which
+// neither holds.
+template <class T, int kMiddleWindow, int kFastWindow, int kCells>
+__device__ __forceinline__ bool highest_cell(const BitsOf<T> (&cells)[kCells], int32_t slice_cells, int32_t row_cells,
+                                             BitsOf<T> &best, uint32_t &offset) {
+  using Real = typename PoolReal<T>::type;
+  bool any_nan = false;
+  // One comparison looks at two numbers.
+#pragma unroll
+  for (int cell = 0; cell < kCells; cell += 2)
+    any_nan |= unordered(real_of<T>(cells[cell]), real_of<T>(cells[min(cell + 1, kCells - 1)]));
+  Real highest = real_of<T>(cells[0]);
+  offset = 0;
+#pragma unroll
+  for (int cell = 1; cell < kCells; ++cell) {
+    const int line = cell / kFastWindow;
+    const Real value = real_of<T>(cells[cell]);
+    const bool higher = value > highest;
+    highest = higher ? value : highest;
+    offset = higher
+                 ? uint32_t(line / kMiddleWindow * slice_cells + line % kMiddleWindow * row_cells + cell % kFastWindow)
+                 : offset;
+  }
+  // It is one of the cells, so nothing is rounded.
+  best = bit_cast<BitsOf<T>>(T(highest));
+  return any_nan;
+}
+
 // Results that nobody here reads again: they are not to displace what others still need.
 template <class T>
 __device__ __forceinline__ void stream_out(T *to, BitsOf<T> bits) {
@@ -264,25 +292,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) pool_rows(const __grid_cons
                 from[e] + (line / kMiddleWindow * slow_step + line % kMiddleWindow * middle_step) + w * fast_step);
 #pragma unroll
       for (int e = 0; e < kUnroll; ++e) {
-        Real highest = real_of<T>(cells[e][0]);
-        offset[e] = 0;
-        // One comparison looks at two numbers.
-#pragma unroll
-        for (int cell = 0; cell < kCells; cell += 2)
-          any_nan |= unordered(real_of<T>(cells[e][cell]), real_of<T>(cells[e][min(cell + 1, kCells - 1)]));
-#pragma unroll
-        for (int cell = 1; cell < kCells; ++cell) {
-          const int line = cell / kFastWindow;
-          const Real value = real_of<T>(cells[e][cell]);
-          const bool higher = value > highest;
-          highest = higher ? value : highest;
-          offset[e] =
-              higher
-                  ? uint32_t(line / kMiddleWindow * slice_cells + line % kMiddleWindow * row_cells + cell % kFastWindow)
-                  : offset[e];
-        }
-        // It is one of the cells, so nothing is rounded.
-        best[e] = bit_cast<BitsOf<T>>(T(highest));
+        any_nan |= highest_cell<T, kMiddleWindow, kFastWindow>(cells[e], slice_cells, row_cells, best[e], offset[e]);
       }
     }
     if (!kFixed || any_nan) {

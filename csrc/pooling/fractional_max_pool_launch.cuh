@@ -3,6 +3,7 @@
 #pragma once
 
 #include "pooling/fractional_max_pool_runs.cuh"
+#include "pooling/fractional_max_pool_staged.cuh"
 
 namespace baracuda {
 
@@ -14,6 +15,15 @@ struct PoolRowsShape {
   size_t shared = 0;
 };
 PoolRowsShape pool_rows_shape(const PoolProblem &problem, size_t real_size, size_t element_size);
+
+// The slices of a block of pool_staged, and its shared memory; 0 slices where it can't.
+struct PoolStagedShape {
+  int32_t slices = 0;
+  int32_t rows_at = 0;
+  int32_t columns_at = 0;
+  size_t shared = 0;
+};
+PoolStagedShape pool_staged_shape(const PoolProblem &problem, size_t element_size);
 
 // How pool_tiles cuts the work; 0 slots where a thread can't hold its sums.
 struct PoolTilesShape {
@@ -124,6 +134,48 @@ void launch_pool_rows(const PoolForward &call, const PoolRowsShape &shape, Strea
   }
 }
 
+template <class T, class Index, bool kFlat>
+void launch_pool_staged(const PoolStagedCall &call, Grid grid, Stream stream) {
+  if constexpr (sizeof(T) <= pool_staged_widest(kFlat)) {
+    const auto kernel = pool_staged<T, Index, kFlat, kPoolThreads, kStagedBlocks>;
+    allow_shared(kernel, grid.shared_bytes);
+    launch(kernel, grid, stream, call);
+  }
+}
+
+template <class T, class Index>
+bool launch_pool_staged(const PoolForward &call, Stream stream) {
+  const PoolProblem &problem = call.problem;
+  const PoolStagedShape shape = pool_staged_shape(problem, sizeof(T));
+  if (shape.slices == 0 || !DeviceGuard::kernels_can_wait() || reinterpret_cast<uintptr_t>(call.x.data) % 16 != 0 ||
+      !pool_row_major(problem, call.x, true))
+    return false;
+  const PoolAxis *axis = problem.axis;
+  PoolStagedCall staged = {};
+  staged.problem = problem;
+  staged.samples = call.samples;
+  staged.x = call.x.data;
+  staged.y = call.y.data;
+  staged.indices = call.indices.data;
+  staged.slices = shape.slices;
+  staged.blocks = int32_t(ceil_div(axis[kSlow].out, shape.slices));
+  staged.slice_outs = axis[kMiddle].out * axis[kFast].out;
+  staged.slice_bytes = uint32_t(axis[kMiddle].in) * uint32_t(axis[kFast].in) * uint32_t(sizeof(T));
+  staged.rows_at = shape.rows_at;
+  staged.columns_at = shape.columns_at;
+  staged.by_fast_out = ShortDivider(uint32_t(axis[kFast].out));
+  staged.by_middle_out = Divider(uint32_t(axis[kMiddle].out));
+  staged.by_blocks = Divider(uint32_t(staged.blocks));
+  staged.by_channels = Divider(uint32_t(problem.channels));
+  const Grid grid = {problem.planes() * staged.blocks, kPoolThreads, shape.shared};
+  if (pool_is_flat(problem)) {
+    launch_pool_staged<T, Index, true>(staged, grid, stream);
+  } else {
+    launch_pool_staged<T, Index, false>(staged, grid, stream);
+  }
+  return true;
+}
+
 // Whether a table with an entry for each place of an axis fits in shared memory.
 template <class Entry>
 bool pool_table_fits(int64_t entries) {
@@ -157,6 +209,7 @@ void launch_pool(const PoolForward &call, Stream stream) {
   using Real = typename PoolReal<T>::type;
   const PoolProblem &problem = call.problem;
   if (pool_row_major(problem, call.y, false) && (!call.indices.data || pool_row_major(problem, call.indices, false))) {
+    if (launch_pool_staged<T, Index>(call, stream)) return;
     const PoolRowsShape shape = pool_rows_shape(problem, sizeof(Real), sizeof(T));
     if (shape.rows > 0) {
       launch_pool_rows<T, Index>(call, shape, stream);
