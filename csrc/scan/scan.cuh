@@ -318,11 +318,11 @@ struct Packed {
       asm volatile("");
     }
   }
-  // Keeps the compiler from holding on to what it took apart earlier.
-  __device__ __forceinline__ void forget() {
+  // Keeps the compiler from holding on to what it took apart earlier. `nothing` is zero, but it can't tell.
+  __device__ __forceinline__ void forget(uint32_t nothing) {
     if constexpr (kSize < 4) {
 #pragma unroll
-      for (int i = 0; i < kWords; ++i) asm volatile("" : "+r"(word[i]));
+      for (int i = 0; i < kWords; ++i) word[i] ^= nothing;
     }
   }
 

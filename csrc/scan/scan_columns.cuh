@@ -46,36 +46,54 @@ __global__ void __launch_bounds__(kGroups *kWarp, kBlocks)
   constexpr int kInputs = Op::Inputs::size;
   constexpr int kLast = kInputs - 1;
   constexpr size_t kWords = Words<Value>::count;
-  __shared__ Map maps[kGroups][kTileColumns];
-  __shared__ Value carries[kTileColumns];
-  __shared__ uint32_t shared_ticket;
+  // Of each column: the map of a group's lines, and then the value before them.
+  union Slot {
+    Map map;
+    Value value;
+  };
+  __shared__ Slot slots[kGroups][kTileColumns];
+  // Which tile it is along the axis and across, and where the lanes' columns begin in each operand.
+  __shared__ uint32_t depth;
+  __shared__ uint32_t across;
+  __shared__ int64_t starts[Layout<Op>::kLines][kWarp];
   const int lane = int(threadIdx.x) % kWarp;
   const int group = int(threadIdx.x) / kWarp;
 
-  uint32_t ticket = blockIdx.x;
-  if (tiles.down > 1) {
-    if (threadIdx.x == 0) shared_ticket = atomicAdd(tiles.ticket, 1u);
-    __syncthreads();
-    ticket = shared_ticket;
-  } else {
-    wait_for_earlier_work();
+  wait_for_earlier_work();
+  // One group finds them for all.
+  if (group == 0) {
+    uint32_t ticket = blockIdx.x;
+    if (tiles.down > 1) {
+      if (lane == 0) ticket = atomicAdd(tiles.ticket, 1u);
+      ticket = __shfl_sync(kAll, ticket, 0);
+    }
+    const uint32_t down = ticket / tiles.across;
+    const uint32_t along = ticket - down * tiles.across;
+    const int64_t column = int64_t(along) * kTileColumns + lane * kColumns;
+    int64_t start[Layout<Op>::kLines];
+    row_offsets(g, column < g.rows ? column : 0, 0, start);
+#pragma unroll
+    for (int k = 0; k < Layout<Op>::kLines; ++k) starts[k][lane] = start[k];
+    if (lane == 0) {
+      depth = down;
+      across = along;
+    }
   }
-  const uint32_t depth = ticket / tiles.across;
-  const int64_t column = int64_t(ticket - depth * tiles.across) * kTileColumns + lane * kColumns;
+  __syncthreads();
+  const int64_t column = int64_t(across) * kTileColumns + lane * kColumns;
   const int64_t first = (int64_t(depth) * kGroups + group) * kLines;
   const bool there = column < g.rows;
   // Lines from this thread's first on. What is read beyond the last one repeats it: it changes
   // nothing before it.
   const int64_t left = g.length - first;
-  int64_t start[Layout<Op>::kLines];
-  row_offsets(g, there ? column : 0, 0, start);
 
   Held<typename Op::Inputs, kColumns> lines[kLines];
   Packed<at<kLast, typename Op::Inputs>, kColumns> beyond;
   for_each<kInputs>([&](auto k) {
     using T = at<k(), typename Op::Inputs>;
     const int64_t step = g.step[k()];
-    const T *from = reinterpret_cast<const T *>(g.data[k()]) + (start[k()] + (left < 1 ? g.length - 1 : first) * step);
+    const T *from =
+        reinterpret_cast<const T *>(g.data[k()]) + (starts[k()][lane] + (left < 1 ? g.length - 1 : first) * step);
     if (left > kLines) {
 #pragma unroll
       for (int r = 0; r < kLines; ++r) {
@@ -125,7 +143,7 @@ __global__ void __launch_bounds__(kGroups *kWarp, kBlocks)
       typename Op::Item item = {};
       for_each<kInputs>([&](auto k) {
         using T = at<k(), typename Op::Inputs>;
-        const T *from = reinterpret_cast<const T *>(g.data[k()]) + start[k()] + j;
+        const T *from = reinterpret_cast<const T *>(g.data[k()]) + starts[k()][lane] + j;
         if (r < left) item.in[k()] = widen<A>(from[(first + r) * g.step[k()]]);
       });
       return item;
@@ -184,40 +202,31 @@ __global__ void __launch_bounds__(kGroups *kWarp, kBlocks)
     fold_lines();
   }
 #pragma unroll
-  for (int j = 0; j < kColumns; ++j) maps[group][lane * kColumns + j] = total[j];
-  // A single input is widened twice, from fewer registers; coefficients of several are kept.
-  if constexpr (kInputs == 1 && !kKeeps) {
-#pragma unroll
-    for (int r = 0; r < kLines; ++r) held<0>(lines[r]).forget();
-  }
+  for (int j = 0; j < kColumns; ++j) slots[group][lane * kColumns + j].map = total[j];
   __syncthreads();
-  Map before[kColumns];
+  // A thread for each column fetches what the tile before left, takes it from group to group and leaves what the next
+  // tile needs.
+  static_assert(kTileColumns <= kGroups * kWarp);
+  if (int(threadIdx.x) < kTileColumns) {
+    const int own = int(threadIdx.x);
+    const int64_t own_column = int64_t(across) * kTileColumns + own;
+    const bool exists = own_column < g.rows;
+    uint64_t *carry = tiles.carries + size_t(own_column) * kWords;
+    Value value = op.start();
+    if (exists) value = depth == 0 ? initial_value(op, g, own_column) : await<Value>(carry, depth);
 #pragma unroll
-  for (int j = 0; j < kColumns; ++j) before[j] = op.identity();
-#pragma unroll 1
-  for (int above = 0; above < group; ++above) {
-#pragma unroll
-    for (int j = 0; j < kColumns; ++j) before[j] = op.combine(before[j], maps[above][lane * kColumns + j]);
-  }
-  // The last group fetches what the tile before left and leaves what the next needs.
-  if (group == kGroups - 1) {
-#pragma unroll
-    for (int j = 0; j < kColumns; ++j) {
-      Value carry = op.start();
-      if (there) {
-        uint64_t *slot = tiles.carries + size_t(column + j) * kWords;
-        const Map all = op.combine(before[j], total[j]);
-        carry = depth == 0 ? initial_value(op, g, column + j) : await<Value>(slot, depth);
-        if (depth + 1 < tiles.down) publish(slot, Value(op.apply(all, carry)), depth + 1);
-      }
-      carries[lane * kColumns + j] = carry;
+    for (int of = 0; of < kGroups; ++of) {
+      const Map map = slots[of][own].map;
+      slots[of][own].value = value;
+      value = op.apply(map, value);
     }
+    if (exists && depth + 1 < tiles.down) publish(carry, value, depth + 1);
   }
   __syncthreads();
   let_next_kernel_start();
   Value value[kColumns];
 #pragma unroll
-  for (int j = 0; j < kColumns; ++j) value[j] = op.apply(before[j], carries[lane * kColumns + j]);
+  for (int j = 0; j < kColumns; ++j) value[j] = slots[group][lane * kColumns + j].value;
 
   // Lines of outputs, one after the other.
   const int count = there ? int(min(left, int64_t(kLines))) : 0;
@@ -225,7 +234,7 @@ __global__ void __launch_bounds__(kGroups *kWarp, kBlocks)
   for_each<Op::Outputs::size>([&](auto k) {
     using U = at<k(), typename Op::Outputs>;
     constexpr int slot = kInputs + k();
-    to[k()] = g.data[slot] + (start[slot] + first * g.step[slot]) * int64_t(sizeof(U));
+    to[k()] = g.data[slot] + (starts[slot][lane] + first * g.step[slot]) * int64_t(sizeof(U));
   });
   const auto store = [&](int r, const Held<typename Op::Outputs, kColumns> &line) {
     for_each<Op::Outputs::size>([&](auto k) {
@@ -284,9 +293,13 @@ __global__ void __launch_bounds__(kGroups *kWarp, kBlocks)
             }
           });
   }
+  // Zero, which the compiler can't tell.
+  [[maybe_unused]] const uint32_t nothing = uint32_t(g.rank) >> 31;
   with_exclusive(op, [&](const Op &known) {
 #pragma unroll
     for (int r = 0; r < kLines; ++r) {
+      // A single input is widened twice, from fewer registers; coefficients of several are kept.
+      if constexpr (kInputs == 1 && !kKeeps) held<0>(lines[r]).forget(nothing);
       if constexpr (Op::kBased && !kKeeps) {
         held<0>(outputs) = held<0>(lines[r]);
       } else {

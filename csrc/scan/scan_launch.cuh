@@ -128,11 +128,17 @@ void launch_rows(const Op &op, const Geometry &g, Stream stream) {
          std::countr_zero(unsigned(warps)), shift);
 }
 
+// Before a kernel that starts early.
+inline void clear(std::byte *begin, size_t bytes, Stream stream) {
+  const int64_t pieces = int64_t(bytes / sizeof(uint4));
+  launch(clear_pieces<uint4>, {std::min<int64_t>(ceil_div(pieces, 256), 256), 256, 0, true}, stream,
+         reinterpret_cast<uint4 *>(begin), pieces);
+}
+
 // The words of a long scan, zeroed by a kernel of their own.
 template <class Op>
 struct LongWorkspace {
   LongTiles tiles = {};
-  std::byte *begin = nullptr;
   size_t bytes = 0;
 
   LongWorkspace(const Geometry &g, int tile, std::byte *base) {
@@ -142,14 +148,7 @@ struct LongWorkspace {
     tiles.ticket = workspace.take<uint32_t>(1);
     tiles.aggregates = workspace.take<uint64_t>(int64_t(tiles.total) * Words<typename Op::Map>::count);
     tiles.prefixes = workspace.take<uint64_t>(int64_t(tiles.total) * Words<typename Op::Value>::count);
-    begin = base;
     bytes = workspace.size();
-  }
-  // For a kernel that starts early.
-  void clear(Stream stream) const {
-    const int64_t pieces = int64_t(bytes / sizeof(uint4));
-    launch(clear_pieces<uint4>, {std::min<int64_t>(ceil_div(pieces, 256), 256), 256, 0, true}, stream,
-           reinterpret_cast<uint4 *>(begin), pieces);
   }
 };
 
@@ -161,7 +160,7 @@ void launch_long(const Op &op, const Geometry &g, std::byte *base, Stream stream
   const size_t bytes = size_t(kWarps) * Tile::kStageBytes;
   const auto kernel = scan_long_rows<Op, kRun, kWarps, kBlocks>;
   allow_shared(reinterpret_cast<const void *>(kernel), bytes);
-  workspace.clear(stream);
+  clear(base, workspace.bytes, stream);
   // As many blocks as the card holds; each takes tiles until there are no more. One is the scanner's.
   const int64_t blocks =
       std::min<int64_t>(workspace.tiles.total, int64_t(attribute(cudaDevAttrMultiProcessorCount)) * kBlocks - 1) + 1;
@@ -187,13 +186,13 @@ void launch_stream(const Op &op, const Geometry &g, std::byte *base, Stream stre
   const auto kernel = reverse ? scan_stream<Op, true, kRun, kWarps, kGroups, kStages, kAhead>
                               : scan_stream<Op, false, kRun, kWarps, kGroups, kStages, kAhead>;
   allow_shared(reinterpret_cast<const void *>(kernel), S::kSharedBytes);
-  workspace.clear(stream);
+  clear(base, workspace.bytes, stream);
   const int64_t blocks =
       std::min<int64_t>(int64_t(workspace.tiles.total) + 1, attribute(cudaDevAttrMultiProcessorCount));
   launch(kernel, {blocks, S::kThreads, S::kSharedBytes, true}, stream, op, g, workspace.tiles);
 }
 
-// One slot for each column's carry, zeroed by one memset.
+// One slot for each column's carry, zeroed by a kernel of their own.
 template <class Op>
 struct ColumnWorkspace {
   uint32_t *ticket = nullptr;
@@ -217,10 +216,10 @@ void launch_columns_of(const Op &op, const Geometry &g, std::byte *base, Stream 
     const ColumnWorkspace<Op> workspace(g, base);
     tiles.ticket = workspace.ticket;
     tiles.carries = workspace.carries;
-    check_cuda(cudaMemsetAsync(base, 0, workspace.bytes, static_cast<cudaStream_t>(stream)), "cudaMemsetAsync");
+    clear(base, workspace.bytes, stream);
   }
   const auto kernel = scan_columns<Op, kColumns, kLines, kGroups, kBlocks>;
-  launch(kernel, {int64_t(tiles.across) * tiles.down, kGroups * kWarp, 0, tiles.down == 1}, stream, op, g, tiles);
+  launch(kernel, {int64_t(tiles.across) * tiles.down, kGroups * kWarp, 0, true}, stream, op, g, tiles);
 }
 
 // Whether neighbouring columns can be read together: they are neighbours in every operand.
