@@ -214,7 +214,8 @@ __global__ void __launch_bounds__(kGroups *kWarp, kBlocks)
     uint64_t *carry = tiles.carries + size_t(own_column) * kWords;
     Value value = op.start();
     if (exists) value = depth == 0 ? initial_value(op, g, own_column) : await<Value>(carry, depth);
-#pragma unroll
+    // A loop, across which the compiler doesn't hold on to elements that it took apart.
+#pragma unroll 4
     for (int of = 0; of < kGroups; ++of) {
       const Map map = slots[of][own].map;
       slots[of][own].value = value;
