@@ -73,19 +73,18 @@ __device__ __forceinline__ bool unordered(double a, double b) {
   return result != 0;
 }
 
-// The highest of a window's cells, and how far it lies from the first one; whether one of them is a NaN, for which
-// neither holds.
+// The highest of a window's cells, and how far it lies from the first one. Neither holds if one of them is a NaN,
+// which is noted.
 template <class T, int kMiddleWindow, int kFastWindow, int kCells>
-__device__ __forceinline__ bool highest_cell(const BitsOf<T> (&cells)[kCells], int32_t slice_cells, int32_t row_cells,
-                                             BitsOf<T> &best, uint32_t &offset) {
+__device__ __forceinline__ void highest_cell(const BitsOf<T> (&cells)[kCells], int32_t slice_cells, int32_t row_cells,
+                                             BitsOf<T> &best, uint32_t &offset, bool &any_nan) {
   using Real = typename PoolReal<T>::type;
-  bool any_nan = false;
+  Real highest = real_of<T>(cells[0]);
+  offset = 0;
   // One comparison looks at two numbers.
 #pragma unroll
   for (int cell = 0; cell < kCells; cell += 2)
     any_nan |= unordered(real_of<T>(cells[cell]), real_of<T>(cells[min(cell + 1, kCells - 1)]));
-  Real highest = real_of<T>(cells[0]);
-  offset = 0;
 #pragma unroll
   for (int cell = 1; cell < kCells; ++cell) {
     const int line = cell / kFastWindow;
@@ -98,7 +97,6 @@ __device__ __forceinline__ bool highest_cell(const BitsOf<T> (&cells)[kCells], i
   }
   // It is one of the cells, so nothing is rounded.
   best = bit_cast<BitsOf<T>>(T(highest));
-  return any_nan;
 }
 
 // Results that nobody here reads again: they are not to displace what others still need.
@@ -292,7 +290,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) pool_rows(const __grid_cons
                 from[e] + (line / kMiddleWindow * slow_step + line % kMiddleWindow * middle_step) + w * fast_step);
 #pragma unroll
       for (int e = 0; e < kUnroll; ++e) {
-        any_nan |= highest_cell<T, kMiddleWindow, kFastWindow>(cells[e], slice_cells, row_cells, best[e], offset[e]);
+        highest_cell<T, kMiddleWindow, kFastWindow>(cells[e], slice_cells, row_cells, best[e], offset[e], any_nan);
       }
     }
     if (!kFixed || any_nan) {

@@ -122,7 +122,9 @@ __global__ void __launch_bounds__(kThreads, kBlocks) pool_staged(const __grid_co
     for (int e = 0; e < kStagedUnroll; ++e) {
       BitsOf<T> best;
       uint32_t offset;
-      if (highest_cell<T, kMiddleWindow, kStagedWindow>(cells[e], slice_cells, row_cells, best, offset)) {
+      bool any_nan = false;
+      highest_cell<T, kMiddleWindow, kStagedWindow>(cells[e], slice_cells, row_cells, best, offset, any_nan);
+      if (any_nan) {
         best = cells[e][0];
         offset = 0;
 #pragma unroll
