@@ -104,6 +104,8 @@ __global__ void __launch_bounds__(kGroups *kWarp, kBlocks)
 #pragma unroll
       for (int r = 0; r < kLines; ++r) {
         held<k()>(lines[r]).load(from);
+        // Nothing but this keeps both loops from becoming one, with all addresses in registers.
+        asm volatile("");
         if (r + 1 < left) from += step;
       }
     }
@@ -214,8 +216,9 @@ __global__ void __launch_bounds__(kGroups *kWarp, kBlocks)
     uint64_t *carry = tiles.carries + size_t(own_column) * kWords;
     Value value = op.start();
     if (exists) value = depth == 0 ? initial_value(op, g, own_column) : await<Value>(carry, depth);
-    // A loop, across which the compiler doesn't hold on to elements that it took apart.
-#pragma unroll 4
+    // A loop, across which the compiler doesn't hold on to elements that it took apart. Exponentials it keeps anyway.
+    constexpr int kAtOnce = Op::kBased || Op::kHeavy ? kGroups : 4;
+#pragma unroll kAtOnce
     for (int of = 0; of < kGroups; ++of) {
       const Map map = slots[of][own].map;
       slots[of][own].value = value;
@@ -294,13 +297,17 @@ __global__ void __launch_bounds__(kGroups *kWarp, kBlocks)
             }
           });
   }
+  // Coefficients of two inputs are kept, and so are all where lines are few.
+  constexpr bool kForgets = !kKeeps && (kInputs == 1 || (kInputs == 3 && kLines >= 16));
   // Zero, which the compiler can't tell.
   [[maybe_unused]] const uint32_t nothing = uint32_t(g.rank) >> 31;
   with_exclusive(op, [&](const Op &known) {
 #pragma unroll
     for (int r = 0; r < kLines; ++r) {
-      // A single input is widened twice, from fewer registers; coefficients of several are kept.
-      if constexpr (kInputs == 1 && !kKeeps) held<0>(lines[r]).forget(nothing);
+      // Widened twice, from fewer registers.
+      if constexpr (kForgets) {
+        for_each<kInputs == 1 ? 1 : kLast>([&](auto k) { held<k()>(lines[r]).forget(nothing); });
+      }
       if constexpr (Op::kBased && !kKeeps) {
         held<0>(outputs) = held<0>(lines[r]);
       } else {

@@ -48,11 +48,13 @@ struct Tuning {
   static constexpr int kMostColumns = kInputs == 1 && !Op::kBased ? 4 : 2;
   static constexpr int kColumns = 8 / kWidest > kMostColumns ? kMostColumns : 8 / kWidest;
   static constexpr int kLines = kSmall ? 4 : kInputs < 3 || (kWidest == 2 && kPlain && !Op::kHeavy) ? 16 : 8;
-  static constexpr int kColumnGroups = kInputs > 1 || Op::kBased || (kWidest == 4 && kPlain) ? 8 : 16;
+  // Halves that are taken apart one by one, which takes more registers than pairs do.
+  static constexpr bool kTakenApart = kInputs == 1 && kPlain && kWidest == 2 && !Op::kBased && !kInPairs<Op>;
+  static constexpr int kColumnGroups = kInputs > 1 || Op::kBased || (kWidest == 4 && kPlain) || kTakenApart ? 8 : 16;
   static constexpr int kColumnBlocks = kColumnGroups == 16 || (kInputs == 2 && kWidest >= 4) || (kLargeMap && !kPlain)
                                            ? 2
-                                       : kInputs == 1 && kPlain && (kWidest == 2 || !Op::kBased) ? 4
-                                                                                                 : 3;
+                                       : kInputs == 1 && kPlain && !kTakenApart && (kWidest == 2 || !Op::kBased) ? 4
+                                                                                                                 : 3;
 };
 template <class Op>
 constexpr int kLongTile = Tuning<Op>::kLongWarps * Share<Op, Tuning<Op>::kLongRun>::kItems;
@@ -135,7 +137,7 @@ inline void clear(std::byte *begin, size_t bytes, Stream stream) {
          reinterpret_cast<uint4 *>(begin), pieces);
 }
 
-// The words of a long scan, zeroed by a kernel of their own.
+// The words of a long scan, zeroed by a kernel of its own.
 template <class Op>
 struct LongWorkspace {
   LongTiles tiles = {};
@@ -192,7 +194,7 @@ void launch_stream(const Op &op, const Geometry &g, std::byte *base, Stream stre
   launch(kernel, {blocks, S::kThreads, S::kSharedBytes, true}, stream, op, g, workspace.tiles);
 }
 
-// One slot for each column's carry, zeroed by a kernel of their own.
+// One slot for each column's carry, zeroed by a kernel of its own.
 template <class Op>
 struct ColumnWorkspace {
   uint32_t *ticket = nullptr;
