@@ -7,6 +7,7 @@
 
 #include "runtime/workspace.h"
 #include "scan/scan_columns.cuh"
+#include "scan/scan_rows.cuh"
 #include "scan/scan_stream.cuh"
 
 namespace baracuda::scan {

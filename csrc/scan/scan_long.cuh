@@ -13,7 +13,7 @@
 // scanner publishes what the leading ready tiles allow and doesn't wait for whole batches.
 #pragma once
 
-#include "scan/scan.cuh"
+#include "scan/scan_share.cuh"
 
 namespace baracuda::scan {
 
