@@ -54,18 +54,12 @@ PoolBands pool_bands(const RoiProblem &problem, Workspace &space) {
   if (problem.w > cells || problem.h == 0 || problem.w == 0 || problem.rois * bins > INT32_MAX / 2 ||
       int64_t(problem.h) * problem.w > INT32_MAX)
     return bands;
-  // Blocks that a large GPU runs at once. They take about as long as they have rows, and bins reach beyond a band.
+  // Blocks that fill a large GPU, if rows can be shared out among as many.
   constexpr int64_t kManyBlocks = 396;
   constexpr int64_t kFewestRows = 4;
-  constexpr int64_t kReach = 4;
+  int64_t rows = std::min<int64_t>(problem.h, cells / problem.w);
   const int64_t blocks = problem.n * ceil_div(problem.c, kBandWarps);
-  const auto time = [&](int64_t rows) {
-    return ceil_div(blocks * ceil_div(problem.h, rows), kManyBlocks) * (rows + kReach);
-  };
-  const int64_t most = std::min<int64_t>(problem.h, cells / problem.w);
-  int64_t rows = most;
-  for (int64_t fewer = most - 1; fewer >= kFewestRows; --fewer)
-    if (time(fewer) < time(rows)) rows = fewer;
+  while (rows > kFewestRows && blocks * ceil_div(problem.h, rows) < kManyBlocks) rows = (rows + 1) / 2;
   bands.count = int32_t(ceil_div(problem.h, rows));
   bands.rows = int32_t(ceil_div(problem.h, bands.count));
   bands.by_rows = Divider(uint32_t(bands.rows));
