@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(kAddThreads) roi_align_add(const __grid_consta
   const int warp = int(threadIdx.x / kLanes);
   wait_for_earlier_work();
   for (int64_t task = blockIdx.x; task < call.tasks; task += gridDim.x) {
-    copy_record(shared, call.records.data + task % problem.rois * call.records.bytes);
+    copy_record(shared, call.records.data + task % problem.rois * call.records.bytes, kAddThreads);
     __syncthreads();
     const RoiHead &head = *reinterpret_cast<const RoiHead *>(shared);
     const int32_t *const rows_begin = RoiRecords::numbers(shared);

@@ -238,12 +238,12 @@ struct RoiAlignForwardCall {
   Divider by_pw;
 };
 
-// All threads copy a record; at least kRowsThreads.
-__device__ inline void copy_record(char *to, const char *from) {
+// All `threads` copy a record; at least kRowsThreads.
+__device__ inline void copy_record(char *to, const char *from, int32_t threads) {
   const int32_t at = int32_t(threadIdx.x) * int32_t(kRoiVector);
   const int32_t bytes = reinterpret_cast<const RoiHead *>(from)->bytes;
   if (at < kRecordStart) *reinterpret_cast<int4 *>(to + at) = *reinterpret_cast<const int4 *>(from + at);
-  for (int32_t i = kRecordStart + at; i < bytes; i += int32_t(blockDim.x) * int32_t(kRoiVector))
+  for (int32_t i = kRecordStart + at; i < bytes; i += threads * int32_t(kRoiVector))
     *reinterpret_cast<int4 *>(to + i) = *reinterpret_cast<const int4 *>(from + i);
 }
 
@@ -270,7 +270,7 @@ __global__ void __launch_bounds__(kRowsThreads, sizeof(T) < sizeof(float) ? 10 :
   wait_for_earlier_work();
 
   for (int64_t task = blockIdx.x; task < call.tasks; task += gridDim.x) {
-    copy_record(shared, call.records.data + task % rois * call.records.bytes);
+    copy_record(shared, call.records.data + task % rois * call.records.bytes, kRowsThreads);
     __syncthreads();
     const RoiHead &head = *reinterpret_cast<const RoiHead *>(shared);
     const int32_t *const columns_begin = call.records.columns_begin(shared);
@@ -437,7 +437,7 @@ __global__ void __launch_bounds__(kMostStripWarps *kLanes, kStripBlocks)
   const int32_t stride = int32_t(input.column);
   wait_for_earlier_work();
   for (int64_t task = blockIdx.x; task < call.tasks; task += gridDim.x) {
-    copy_record(shared, call.records.data + task % rois * call.records.bytes);
+    copy_record(shared, call.records.data + task % rois * call.records.bytes, int32_t(blockDim.x));
     __syncthreads();
     const RoiHead &head = *reinterpret_cast<const RoiHead *>(shared);
     const int32_t *const rows_begin = RoiRecords::numbers(shared);
@@ -551,13 +551,12 @@ __global__ void __launch_bounds__(kRoiThreads) roi_align_lines(const __grid_cons
   const int32_t bins = problem.pooled_h * pw_count;
   const int64_t rois = problem.rois;
   T *const staged = reinterpret_cast<T *>(shared + call.records.bytes);
-  // Between the cells of a row; of a turned map, the number of channels. A row of that has no more elements than 32
-  // bits count.
+  // Between the cells of a row; of a turned map, the number of channels.
   using Stride = std::conditional_t<kStaged, int32_t, int64_t>;
   const Stride stride = Stride(input.column);
   wait_for_earlier_work();
   for (int64_t task = blockIdx.x; task < call.tasks; task += gridDim.x) {
-    copy_record(shared, call.records.data + task % rois * call.records.bytes);
+    copy_record(shared, call.records.data + task % rois * call.records.bytes, kRoiThreads);
     __syncthreads();
     const RoiHead &head = *reinterpret_cast<const RoiHead *>(shared);
     const int32_t *const rows_begin = RoiRecords::numbers(shared);
@@ -587,7 +586,7 @@ __global__ void __launch_bounds__(kRoiThreads) roi_align_lines(const __grid_cons
 #pragma unroll(kAtOnce == 1 ? 4 : 1)
             for (int32_t j = columns_begin[pw]; j < columns_begin[pw + 1]; ++j) {
               const RoiEntry<Real> column = columns[j];
-              const Stride offset = Stride(column.cell) * stride;
+              const int64_t offset = int64_t(column.cell) * stride;
               Pack pack[kAtOnce];
 #pragma unroll
               for (int k = 0; k < kAtOnce; ++k) pack[k] = *reinterpret_cast<const Pack *>(line[k] + offset);

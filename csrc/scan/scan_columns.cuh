@@ -297,17 +297,13 @@ __global__ void __launch_bounds__(kGroups *kWarp, kBlocks)
             }
           });
   }
-  // Coefficients of two inputs are kept, and so are all where lines are few.
-  constexpr bool kForgets = !kKeeps && (kInputs == 1 || (kInputs == 3 && kLines >= 16));
   // Zero, which the compiler can't tell.
   [[maybe_unused]] const uint32_t nothing = uint32_t(g.rank) >> 31;
   with_exclusive(op, [&](const Op &known) {
 #pragma unroll
     for (int r = 0; r < kLines; ++r) {
-      // Widened twice, from fewer registers.
-      if constexpr (kForgets) {
-        for_each<kInputs == 1 ? 1 : kLast>([&](auto k) { held<k()>(lines[r]).forget(nothing); });
-      }
+      // A single input is widened twice, from fewer registers; coefficients of several are kept.
+      if constexpr (kInputs == 1 && !kKeeps) held<0>(lines[r]).forget(nothing);
       if constexpr (Op::kBased && !kKeeps) {
         held<0>(outputs) = held<0>(lines[r]);
       } else {

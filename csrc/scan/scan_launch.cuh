@@ -48,7 +48,7 @@ struct Tuning {
   // Columns of a thread: eight bytes, but not more than four, and two where there are several inputs.
   static constexpr int kMostColumns = kInputs == 1 && !Op::kBased ? 4 : 2;
   static constexpr int kColumns = 8 / kWidest > kMostColumns ? kMostColumns : 8 / kWidest;
-  static constexpr int kLines = kSmall ? 4 : kInputs < 3 || (kWidest == 2 && kPlain && !Op::kHeavy) ? 16 : 8;
+  static constexpr int kLines = kSmall ? 4 : kInputs < 3 ? 16 : 8;
   // Halves that are taken apart one by one, which takes more registers than pairs do.
   static constexpr bool kTakenApart = kInputs == 1 && kPlain && kWidest == 2 && !Op::kBased && !kInPairs<Op>;
   static constexpr int kColumnGroups = kInputs > 1 || Op::kBased || (kWidest == 4 && kPlain) || kTakenApart ? 8 : 16;

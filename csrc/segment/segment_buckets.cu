@@ -213,20 +213,21 @@ void segment_take_cells(Workspace &workspace, const SegmentProblem &problem, siz
 #ifdef TILES_FIRST
   if (shared_parts(problem, state > sizeof(uint32_t), most) == 0)
 #endif
-  if (problem.segments < kFewSegments && problem.ids != SegmentIds::offsets && bytes(vector) * kFewestBlocks <= most) {
-    space.cells = SegmentCells::few;
-    SegmentFew &few = space.few;
-    few.vector = vector;
-    few.across = segment_across(problem.columns, few.vector);
-    few.tiles = int(ceil_div(problem.columns, int64_t(few.across) * few.vector));
-    constexpr int64_t kMostBlocks = 4;
-    const int64_t blocks = kMultiprocessors * std::min(most / bytes(few.vector), kMostBlocks);
-    few.parts =
-        int(std::clamp<int64_t>(blocks / few.tiles, 1, ceil_div(problem.rows, kFewRows * kFewThreads / few.across)));
-    space.partial = workspace.take<std::byte>(few.parts * problem.segments * problem.columns * int64_t(state));
-    space.counts = workspace.take<uint32_t>(few.parts * problem.segments);
-    return;
-  }
+    if (problem.segments < kFewSegments && problem.ids != SegmentIds::offsets &&
+        bytes(vector) * kFewestBlocks <= most) {
+      space.cells = SegmentCells::few;
+      SegmentFew &few = space.few;
+      few.vector = vector;
+      few.across = segment_across(problem.columns, few.vector);
+      few.tiles = int(ceil_div(problem.columns, int64_t(few.across) * few.vector));
+      constexpr int64_t kMostBlocks = 4;
+      const int64_t blocks = kMultiprocessors * std::min(most / bytes(few.vector), kMostBlocks);
+      few.parts =
+          int(std::clamp<int64_t>(blocks / few.tiles, 1, ceil_div(problem.rows, kFewRows * kFewThreads / few.across)));
+      space.partial = workspace.take<std::byte>(few.parts * problem.segments * problem.columns * int64_t(state));
+      space.counts = workspace.take<uint32_t>(few.parts * problem.segments);
+      return;
+    }
   if (const int64_t parts = shared_parts(problem, state > sizeof(uint32_t), most); parts > 0) {
     space.cells = SegmentCells::shared;
     space.few.across = segment_across(problem.columns, segment_vector(problem));

@@ -232,7 +232,7 @@ void segment_reduce_few(const SegmentProblem &problem, const SegmentView &input,
 // The same, where it has tiles. What is `zeroed`, if it has data, is all zeros before anything is stored.
 template <class Op>
 void segment_reduce_shared(const SegmentProblem &problem, const SegmentView &input, const SegmentIndices &ids,
-                          const Op &op, const SegmentView &zeroed, const SegmentSpace &space, Stream stream) {
+                           const Op &op, const SegmentView &zeroed, const SegmentSpace &space, Stream stream) {
   constexpr int kBytes = sizeof(typename Op::Element);
   auto call = segment_parts_call<SegmentSharedCall>(problem, input, ids, op, false, space);
   call.part = ceil_div(problem.rows, int64_t(call.parts));

@@ -78,7 +78,8 @@ __device__ __forceinline__ void fetch_ahead(const std::byte *data, int64_t bytes
 #if __CUDA_ARCH__ >= 900
   constexpr int kPiece = 2048;
   for (int64_t at = int64_t(threadIdx.x) * kPiece; at < bytes; at += kSegmentThreads * kPiece)
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(data + at), "r"(int(min(bytes - at, int64_t(kPiece))))
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(data + at),
+                 "r"(int(min(bytes - at, int64_t(kPiece))))
                  : "memory");
 #endif
 }
@@ -99,7 +100,8 @@ __global__ __launch_bounds__(kSegmentThreads) void find_rises(SortedIds ids, int
   ids.load(first - 1, rows, before);
   const int64_t ahead_first = int64_t(blockIdx.x) * kSegmentThreads * kRowsAtOnce;
   if (ahead_first < ahead_rows)
-    fetch_ahead(ahead + ahead_first * row_bytes, min(rows - ahead_first, int64_t(kSegmentThreads * kRowsAtOnce)) * row_bytes);
+    fetch_ahead(ahead + ahead_first * row_bytes,
+                min(rows - ahead_first, int64_t(kSegmentThreads * kRowsAtOnce)) * row_bytes);
 #pragma unroll
   for (int r = 0; r < kRowsAtOnce; ++r) {
     const int64_t row = first + r * kSegmentThreads;
@@ -253,8 +255,8 @@ SegmentIndices segment_offsets(const SegmentProblem &problem, const SegmentIndic
   if (next.data && problem.columns % vector == 0 && next.row == problem.columns && segment_aligned(next, vector, bytes))
     ahead = std::min(problem.rows, kMostAhead / (problem.columns * bytes));
   launch(find_rises, {ceil_div(problem.rows + 1, kSegmentThreads * kRowsAtOnce), kSegmentThreads}, stream,
-         SortedIds{nullptr, ids, problem.segments}, problem.rows, space.offsets, static_cast<const std::byte *>(next.data),
-         ahead, problem.columns * bytes);
+         SortedIds{nullptr, ids, problem.segments}, problem.rows, space.offsets,
+         static_cast<const std::byte *>(next.data), ahead, problem.columns * bytes);
   return as_indices(space.offsets);
 }
 

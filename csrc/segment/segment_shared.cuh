@@ -79,8 +79,8 @@ __global__ __launch_bounds__(kSharedThreads,
   // Rows are counted from the part's first.
   const int64_t begin = blockIdx.x * call.part;
   const int count = lane < lanes ? int(max(min(call.part, call.rows - begin), int64_t(0))) : 0;
-  const Element *input = static_cast<const Element *>(call.input.data) + begin * call.input.row +
-                         lane * kVector * call.input.column;
+  const Element *input =
+      static_cast<const Element *>(call.input.data) + begin * call.input.row + lane * kVector * call.input.column;
   const int step = kSharedThreads / 32 * kRows * beside;
   for (int first = int(threadIdx.x) / 32 * kRows * beside + among; first < count; first += step) {
     const auto row = [&](int r) { return first + r * beside; };
@@ -151,8 +151,7 @@ __global__ __launch_bounds__(kSharedThreads,
       for (int p = 0; p < kParts; ++p) {
 #pragma unroll
         for (int c = 0; c < kInCells; ++c)
-          if (found[p * kInCells + c] > known[p].value[c])
-            atomicMax(&own[p * lanes].value[c], found[p * kInCells + c]);
+          if (found[p * kInCells + c] > known[p].value[c]) atomicMax(&own[p * lanes].value[c], found[p * kInCells + c]);
       }
     }
   }
