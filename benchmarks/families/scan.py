@@ -75,7 +75,9 @@ def _scans(lab: Lab) -> Iterable[_Scan]:
 
 
 def _small_numbers(rng: Any, count: int) -> Any:
-    return rng.normal(size=count).astype(np.float32)
+    # Each beside its opposite, so that sums of the array's repetitions stay within float16.
+    half = rng.normal(size=(count + 1) // 2).astype(np.float32)
+    return np.concatenate((half, -half))[:count]
 
 
 def _near_one(rng: Any, count: int) -> Any:
