@@ -213,9 +213,9 @@ inline SegmentChunks segment_chunks(const SegmentProblem &problem) {
 // and stand where `order` points.
 SegmentGroups segment_groups(const SegmentProblem &problem, const SegmentIndices &ids, const SegmentView *payload,
                              const SegmentSpace &space, Stream stream);
-// Where segments of sorted ids begin. `next`, if it has data, are rows that will be read then.
-SegmentIndices segment_offsets(const SegmentProblem &problem, const SegmentIndices &ids, const SegmentView &next,
-                               const SegmentSpace &space, Stream stream);
+// Where segments of sorted ids begin.
+SegmentIndices segment_offsets(const SegmentProblem &problem, const SegmentIndices &ids, const SegmentSpace &space,
+                               Stream stream);
 // The segment of each row, from offsets.
 void segment_expand(const SegmentProblem &problem, const SegmentIndices &offsets, const SegmentSpace &space,
                     Stream stream);
@@ -253,7 +253,7 @@ bool segment_has_owners(const SegmentProblem &problem);
 void segment_take_longs(Workspace &workspace, const SegmentProblem &problem, SegmentLongList &longs);
 bool segment_reduce_owned(const SegmentForward &call, const SegmentSpace &space, Stream stream);
 bool segment_spread_owned(const SegmentBackward &call, const SegmentSpace &space, Stream stream);
-// Where the space has tiles, in one go. False where d_input doesn't allow it.
+// Where the space has shared cells, in one go. False where d_input doesn't allow it.
 bool segment_spread_shared(const SegmentBackward &call, const SegmentSpace &space, Stream stream);
 // From those, or from arg, which may stand in the workspace, to the gradient.
 void segment_spread(const SegmentBackward &call, const SegmentSpace &space, Stream stream);

@@ -179,6 +179,8 @@ int64_t shared_bytes() {
 int64_t shared_parts(const SegmentProblem &problem, bool with_rows, int64_t most) {
   constexpr int64_t kFewestRows = 1024;
   const int vector = segment_vector(problem);
+  // Narrow elements of sorted rows are faster where they are.
+  if (problem.ids == SegmentIds::sorted && problem.dtype.bits == 16 && !with_rows) return 0;
   if (!problem.extreme() || problem.ids == SegmentIds::offsets || vector * problem.dtype.bits != 128 ||
       problem.columns > 32 * vector || int64_t(segment_shared_bytes(problem, with_rows)) * kSharedBlocks > most)
     return 0;
@@ -210,29 +212,25 @@ void segment_take_cells(Workspace &workspace, const SegmentProblem &problem, siz
   const int vector = problem.columns > 32 ? 2 : 1;
   // With fewer blocks side by side, sorting was faster.
   constexpr int64_t kFewestBlocks = 3;
-#ifdef TILES_FIRST
-  if (shared_parts(problem, state > sizeof(uint32_t), most) == 0)
-#endif
-    if (problem.segments < kFewSegments && problem.ids != SegmentIds::offsets &&
-        bytes(vector) * kFewestBlocks <= most) {
-      space.cells = SegmentCells::few;
-      SegmentFew &few = space.few;
-      few.vector = vector;
-      few.across = segment_across(problem.columns, few.vector);
-      few.tiles = int(ceil_div(problem.columns, int64_t(few.across) * few.vector));
-      constexpr int64_t kMostBlocks = 4;
-      const int64_t blocks = kMultiprocessors * std::min(most / bytes(few.vector), kMostBlocks);
-      few.parts =
-          int(std::clamp<int64_t>(blocks / few.tiles, 1, ceil_div(problem.rows, kFewRows * kFewThreads / few.across)));
-      space.partial = workspace.take<std::byte>(few.parts * problem.segments * problem.columns * int64_t(state));
-      space.counts = workspace.take<uint32_t>(few.parts * problem.segments);
-      return;
-    }
   if (const int64_t parts = shared_parts(problem, state > sizeof(uint32_t), most); parts > 0) {
     space.cells = SegmentCells::shared;
     space.few.across = segment_across(problem.columns, segment_vector(problem));
     space.few.parts = int(parts);
     space.partial = workspace.take<std::byte>(parts * problem.segments * problem.columns * int64_t(state));
+    return;
+  }
+  if (problem.segments < kFewSegments && problem.ids != SegmentIds::offsets && bytes(vector) * kFewestBlocks <= most) {
+    space.cells = SegmentCells::few;
+    SegmentFew &few = space.few;
+    few.vector = vector;
+    few.across = segment_across(problem.columns, few.vector);
+    few.tiles = int(ceil_div(problem.columns, int64_t(few.across) * few.vector));
+    constexpr int64_t kMostBlocks = 4;
+    const int64_t blocks = kMultiprocessors * std::min(most / bytes(few.vector), kMostBlocks);
+    few.parts =
+        int(std::clamp<int64_t>(blocks / few.tiles, 1, ceil_div(problem.rows, kFewRows * kFewThreads / few.across)));
+    space.partial = workspace.take<std::byte>(few.parts * problem.segments * problem.columns * int64_t(state));
+    space.counts = workspace.take<uint32_t>(few.parts * problem.segments);
     return;
   }
   if (problem.columns != 1 || problem.segments > kSegmentMostRows) return;

@@ -229,7 +229,7 @@ void segment_reduce_few(const SegmentProblem &problem, const SegmentView &input,
   segment_launch_join<Op>(call, stream);
 }
 
-// The same, where it has tiles. What is `zeroed`, if it has data, is all zeros before anything is stored.
+// The same, where it has shared cells. What is `zeroed`, if it has data, is all zeros before anything is stored.
 template <class Op>
 void segment_reduce_shared(const SegmentProblem &problem, const SegmentView &input, const SegmentIndices &ids,
                            const Op &op, const SegmentView &zeroed, const SegmentSpace &space, Stream stream) {

@@ -73,21 +73,8 @@ __global__ __launch_bounds__(kSegmentThreads) void mark_rises(SortedIds ids, Seg
   }
 }
 
-// Asks for what is read next, so that memory is not idle until offsets are known.
-__device__ __forceinline__ void fetch_ahead(const std::byte *data, int64_t bytes) {
-#if __CUDA_ARCH__ >= 900
-  constexpr int kPiece = 2048;
-  for (int64_t at = int64_t(threadIdx.x) * kPiece; at < bytes; at += kSegmentThreads * kPiece)
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(data + at),
-                 "r"(int(min(bytes - at, int64_t(kPiece))))
-                 : "memory");
-#endif
-}
-
 // Offsets alone. The block passes together what is passed at once and much, each time less than all segments.
-__global__ __launch_bounds__(kSegmentThreads) void find_rises(SortedIds ids, int64_t rows, SegmentNumbers offsets,
-                                                              const std::byte *ahead, int64_t ahead_rows,
-                                                              int64_t row_bytes) {
+__global__ __launch_bounds__(kSegmentThreads) void find_rises(SortedIds ids, int64_t rows, SegmentNumbers offsets) {
   __shared__ int64_t passed[kSegmentThreads * kRowsAtOnce];
   __shared__ int found;
   if (threadIdx.x == 0) found = 0;
@@ -98,10 +85,6 @@ __global__ __launch_bounds__(kSegmentThreads) void find_rises(SortedIds ids, int
   int64_t before[kRowsAtOnce];
   ids.load(first, rows, id);
   ids.load(first - 1, rows, before);
-  const int64_t ahead_first = int64_t(blockIdx.x) * kSegmentThreads * kRowsAtOnce;
-  if (ahead_first < ahead_rows)
-    fetch_ahead(ahead + ahead_first * row_bytes,
-                min(rows - ahead_first, int64_t(kSegmentThreads * kRowsAtOnce)) * row_bytes);
 #pragma unroll
   for (int r = 0; r < kRowsAtOnce; ++r) {
     const int64_t row = first + r * kSegmentThreads;
@@ -243,20 +226,10 @@ SegmentGroups segment_groups(const SegmentProblem &problem, const SegmentIndices
   return groups;
 }
 
-SegmentIndices segment_offsets(const SegmentProblem &problem, const SegmentIndices &ids, const SegmentView &next,
-                               const SegmentSpace &space, Stream stream) {
-#ifndef AHEAD
-#define AHEAD 24
-#endif
-  constexpr int64_t kMostAhead = int64_t(AHEAD) << 20;
-  const int bytes = problem.dtype.bits / 8;
-  const int vector = 16 / bytes;
-  int64_t ahead = 0;
-  if (next.data && problem.columns % vector == 0 && next.row == problem.columns && segment_aligned(next, vector, bytes))
-    ahead = std::min(problem.rows, kMostAhead / (problem.columns * bytes));
+SegmentIndices segment_offsets(const SegmentProblem &problem, const SegmentIndices &ids, const SegmentSpace &space,
+                               Stream stream) {
   launch(find_rises, {ceil_div(problem.rows + 1, kSegmentThreads * kRowsAtOnce), kSegmentThreads}, stream,
-         SortedIds{nullptr, ids, problem.segments}, problem.rows, space.offsets,
-         static_cast<const std::byte *>(next.data), ahead, problem.columns * bytes);
+         SortedIds{nullptr, ids, problem.segments}, problem.rows, space.offsets);
   return as_indices(space.offsets);
 }
 

@@ -296,7 +296,7 @@ void segment_reduce_rows(const SegmentProblem &problem, const SegmentView &input
   call.rows = problem.rows;
   call.segments = problem.segments;
   call.columns = problem.columns;
-  call.offsets = sorted ? segment_offsets(problem, ids, input, space, stream) : ids;
+  call.offsets = sorted ? segment_offsets(problem, ids, space, stream) : ids;
   call.input = input;
   call.across = segment_across(problem.columns, kVector);
   call.lane_bits = std::countr_zero(unsigned(call.across));

@@ -9,15 +9,9 @@
 
 namespace baracuda {
 
-#ifndef TT
-#define TT 1024
-#define TB 1
-#endif
-#ifndef TR
-#define TR 8
-#endif
-constexpr int kSharedThreads = TT;
-constexpr int kSharedBlocks = TB;  // of a multiprocessor
+constexpr int kSharedThreads = 1024;
+constexpr int kSharedBlocks = 1;      // of a multiprocessor
+constexpr int kSharedRowsAtOnce = 8;  // of a lane
 // What a cell of 16-bit floats has room for beside the key.
 constexpr int64_t kSharedMostRows = 1 << 16;
 
@@ -58,7 +52,7 @@ __global__ __launch_bounds__(kSharedThreads,
   using State = typename Op::State;
   constexpr int kVector = 16 / sizeof(Element);
   constexpr bool kPairs = kLanes != SegmentLanes::float32;
-  constexpr int kRows = TR;
+  constexpr int kRows = kSharedRowsAtOnce;
   constexpr uint32_t kNowhere = ~uint32_t(0);
   using Cell =
       std::conditional_t<segment_shared_cell(8 * sizeof(Element), Op::kRows) == 8, unsigned long long, uint32_t>;

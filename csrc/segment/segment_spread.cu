@@ -510,7 +510,7 @@ void segment_spread(const SegmentBackward &call, const SegmentSpace &space, Stre
     if (problem.ids == SegmentIds::unsorted) {
       segment_count(problem, call.ids, space, stream);
     } else if (problem.ids == SegmentIds::sorted) {
-      segment_offsets(problem, call.ids, {}, space, stream);
+      segment_offsets(problem, call.ids, space, stream);
     }
   }
   dispatch_dtype<float16, bfloat16, float, double>(problem.dtype, [&](auto tag) {
