@@ -174,7 +174,8 @@ class _Scan:
         if torch is not None and not self.fields.get("exclusive"):
             makers["torch"] = lambda: [self.torch(torch, arrays) for arrays in sets]
         jax = self.lab.peers.get("jax") if self.lab.device == "cuda" else None
-        if jax is not None and not self.backward and self.dtype != "int64":
+        # JAX's extrema come without indices.
+        if jax is not None and not self.backward and self.dtype != "int64" and not self.fields.get("indices"):
             makers["jax"] = lambda: self.jax(jax, sets)
         return makers
 

@@ -175,7 +175,8 @@ int64_t shared_bytes() {
   return bytes - kReserved;
 }
 
-// In how many parts rows go by tiles, or 0: what all segments hold should be a small part of what is read.
+// In how many parts rows go by where blocks share cells, or 0: what all segments hold should be a small part of what
+// is read.
 int64_t shared_parts(const SegmentProblem &problem, bool with_rows, int64_t most) {
   constexpr int64_t kFewestRows = 1024;
   const int vector = segment_vector(problem);
