@@ -137,7 +137,7 @@ void launch_pool_rows(const PoolForward &call, const PoolRowsShape &shape, Strea
 template <class T, class Index, bool kFlat>
 void launch_pool_staged(const PoolStagedCall &call, Grid grid, Stream stream) {
   if constexpr (sizeof(T) <= pool_staged_widest(kFlat)) {
-    const auto kernel = pool_staged<T, Index, kFlat, kPoolThreads, kStagedBlocks>;
+    const auto kernel = pool_staged<T, Index, kFlat>;
     allow_shared(kernel, grid.shared_bytes);
     launch(kernel, grid, stream, call);
   }

@@ -42,8 +42,9 @@ struct PoolStagedRow {
   uint32_t index;
 };
 
-template <class T, class Index, bool kFlat, int kThreads, int kBlocks>
-__global__ void __launch_bounds__(kThreads, kBlocks) pool_staged(const __grid_constant__ PoolStagedCall call) {
+template <class T, class Index, bool kFlat>
+__global__ void __launch_bounds__(kPoolThreads, kStagedBlocks)
+    pool_staged(const __grid_constant__ PoolStagedCall call) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   using Real = typename PoolReal<T>::type;
   constexpr int kMiddleWindow = kFlat ? 1 : kStagedWindow;
@@ -75,19 +76,19 @@ __global__ void __launch_bounds__(kThreads, kBlocks) pool_staged(const __grid_co
               &loaded);
   };
   // A row that no window needs is worth it that the copy needn't wait for samples; a slice isn't.
-  const bool loads = threadIdx.x == kThreads - 1;
+  const bool loads = threadIdx.x == kPoolThreads - 1;
   if (kFlat && loads) load(slow.earliest(i0), slow.latest(i0 + slices - 1) + kStagedWindow);
   Real u[kPoolAxes];
   plane_samples(call.samples, call.problem, n, plane - n * uint32_t(call.problem.channels), u);
   const int32_t begin = kFlat ? slow.earliest(i0) : window_start(slow, placement, i0, u[kSlow]);
   if (!kFlat && loads) load(begin, window_start(slow, placement, i0 + slices - 1, u[kSlow]) + kStagedWindow);
-  for (int32_t r = int32_t(threadIdx.x); r < slices * middle.out; r += kThreads) {
+  for (int32_t r = int32_t(threadIdx.x); r < slices * middle.out; r += kPoolThreads) {
     const int32_t i = int32_t(call.by_middle_out.divide(uint32_t(r)));
     const int32_t s = window_start(slow, placement, i0 + i, u[kSlow]);
     const int32_t m = window_start(middle, placement, r - i * middle.out, u[kMiddle]);
     rows[r] = {(s - begin) * slice_cells + m * row_cells, uint32_t(s * slice_cells + m * row_cells)};
   }
-  for (int32_t t = int32_t(threadIdx.x); t < fast.out; t += kThreads)
+  for (int32_t t = int32_t(threadIdx.x); t < fast.out; t += kPoolThreads)
     columns[t] = uint32_t(window_start(fast, placement, t, u[kFast]));
   __syncthreads();
 
@@ -100,12 +101,12 @@ __global__ void __launch_bounds__(kThreads, kBlocks) pool_staged(const __grid_co
   const int32_t before = int32_t(uint32_t(first) % kLine);  // outputs of the first line that aren't of the block
   pass(&loaded, 0);
 #pragma unroll 1
-  for (int32_t at = int32_t(threadIdx.x) - before; at < outs; at += kThreads * kStagedUnroll) {
+  for (int32_t at = int32_t(threadIdx.x) - before; at < outs; at += kPoolThreads * kStagedUnroll) {
     BitsOf<T> cells[kStagedUnroll][kCells];
     uint32_t index[kStagedUnroll];
 #pragma unroll
     for (int e = 0; e < kStagedUnroll; ++e) {
-      const uint32_t t = uint32_t(max(0, min(at + e * kThreads, outs - 1)));
+      const uint32_t t = uint32_t(max(0, min(at + e * kPoolThreads, outs - 1)));
       const uint32_t r = call.by_fast_out.divide(t);
       const PoolStagedRow row = rows[r];
       const uint32_t column = columns[call.by_fast_out.rest(t, r)];
@@ -136,7 +137,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) pool_staged(const __grid_co
               uint32_t(line / kMiddleWindow * slice_cells + line % kMiddleWindow * row_cells + cell % kStagedWindow);
         }
       }
-      const int32_t t = at + e * kThreads;
+      const int32_t t = at + e * kPoolThreads;
       if (uint32_t(t) >= uint32_t(outs)) continue;
       stream_out(y + t, best);
       if (indices) __stcs(indices + t, Index(origin + (index[e] + offset)));

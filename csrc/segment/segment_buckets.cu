@@ -213,13 +213,6 @@ void segment_take_cells(Workspace &workspace, const SegmentProblem &problem, siz
   const int vector = problem.columns > 32 ? 2 : 1;
   // With fewer blocks side by side, sorting was faster.
   constexpr int64_t kFewestBlocks = 3;
-  if (const int64_t parts = shared_parts(problem, state > sizeof(uint32_t), most); parts > 0) {
-    space.cells = SegmentCells::shared;
-    space.few.across = segment_across(problem.columns, segment_vector(problem));
-    space.few.parts = int(parts);
-    space.partial = workspace.take<std::byte>(parts * problem.segments * problem.columns * int64_t(state));
-    return;
-  }
   if (problem.segments < kFewSegments && problem.ids != SegmentIds::offsets && bytes(vector) * kFewestBlocks <= most) {
     space.cells = SegmentCells::few;
     SegmentFew &few = space.few;
@@ -232,6 +225,13 @@ void segment_take_cells(Workspace &workspace, const SegmentProblem &problem, siz
         int(std::clamp<int64_t>(blocks / few.tiles, 1, ceil_div(problem.rows, kFewRows * kFewThreads / few.across)));
     space.partial = workspace.take<std::byte>(few.parts * problem.segments * problem.columns * int64_t(state));
     space.counts = workspace.take<uint32_t>(few.parts * problem.segments);
+    return;
+  }
+  if (const int64_t parts = shared_parts(problem, state > sizeof(uint32_t), most); parts > 0) {
+    space.cells = SegmentCells::shared;
+    space.few.across = segment_across(problem.columns, segment_vector(problem));
+    space.few.parts = int(parts);
+    space.partial = workspace.take<std::byte>(parts * problem.segments * problem.columns * int64_t(state));
     return;
   }
   if (problem.columns != 1 || problem.segments > kSegmentMostRows) return;
