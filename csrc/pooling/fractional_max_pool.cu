@@ -34,19 +34,18 @@ PoolRowsShape pool_rows_shape(const PoolProblem &problem, size_t real_size, size
   const int64_t plane_rows = int64_t(problem.axis[kSlow].out) * problem.axis[kMiddle].out;
   // Positions within a plane are 32-bit there.
   if (problem.out_plane() >= kNarrowLimit || problem.in_plane() >= kNarrowLimit) return shape;
-  const int64_t row_pairs = std::max<int64_t>(2, ceil_div(fast, 2));
   // What a block works out before it begins is worth many outputs; but it can ask for so many bytes ahead only,
   // and there should be blocks for all.
   constexpr int64_t kWantedBlocks = int64_t(132) * kPoolBlocks * 2;
-  const int64_t total = problem.planes() * plane_rows * row_pairs;
-  int64_t most = element_size == 2 ? 2048 : element_size == 4 ? 1536 : 1024;
-  while (most > 512 && total / most < kWantedBlocks) most /= 2;
-  for (int64_t rows = std::max<int64_t>(1, most / row_pairs); rows > 0; rows /= 2) {
+  const int64_t total = problem.planes() * plane_rows * fast;
+  int64_t most = element_size == 2 ? 4096 : element_size == 4 ? 3072 : 2048;
+  while (most > 1024 && total / most < kWantedBlocks) most /= 2;
+  for (int64_t rows = std::max<int64_t>(1, most / fast); rows > 0; rows /= 2) {
     const int64_t planes = (rows + plane_rows - 2) / plane_rows + 1;
     const int64_t shared = rows * int64_t(sizeof(PoolRow<float>) + sizeof(int32_t)) +
                            planes * (kPoolAxes * int64_t(real_size) + fast * int64_t(sizeof(int32_t)));
     if (shared > kMostShared) continue;
-    shape = {int32_t(rows), int32_t(planes), int32_t(row_pairs), size_t(shared)};
+    shape = {int32_t(rows), int32_t(planes), size_t(shared)};
     break;
   }
   return shape;

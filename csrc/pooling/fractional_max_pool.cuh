@@ -144,7 +144,10 @@ __device__ __forceinline__ void prefetch_second_level(const void *from, const vo
 //
 // A block takes consecutive rows of outputs, whichever planes they lie in. It first works out where the
 // windows of its rows and columns start, so that an output costs little more than two looks at shared memory
-// besides its window. A thread takes pairs of neighbours of a row that can be written at once.
+// besides its window. Threads take pairs of neighbours that can be written at once, a warp whole lines of them,
+// whatever the length of a row: lines in parts cost the second-level cache more than they hold.
+
+constexpr uint32_t kRowsLine = 64;  // outputs that a warp writes at once
 
 struct PoolRowsCall {
   PoolProblem problem;
@@ -156,11 +159,9 @@ struct PoolRowsCall {
   int32_t block_rows;  // of a block
   int32_t planes;      // at most this many in a block
   int32_t plane_rows;
-  int32_t row_pairs;
   bool aligned;       // pairs can be written at once
   uint32_t prefetch;  // bytes of x at most; none where it has gaps
   bool wide;          // rows are counted in 64 bits
-  ShortDivider by_row_pairs;
   Divider by_plane_rows;
   Divider by_channels;
   Divider by_middle_out;
@@ -240,8 +241,9 @@ __global__ void __launch_bounds__(kThreads, kBlocks) pool_rows(const __grid_cons
   const int64_t first = first_row * fast.out;
   T *y = static_cast<T *>(call.y) + first;
   Index *indices = call.indices ? static_cast<Index *>(call.indices) + first : nullptr;
-  asm volatile("" : "+l"(y), "+l"(indices));  // kept, not worked out again and again
-  const uint32_t odd = uint32_t(first) & 1u;
+  asm volatile("" : "+l"(y), "+l"(indices));                    // kept, not worked out again and again
+  const int32_t before = int32_t(uint32_t(first) % kRowsLine);  // outputs of the first line that aren't of the block
+  const int32_t outs = rows * fast.out;
   const bool last_nan = call.problem.placement == Placement::torch;
   const int64_t slow_step = call.x.axis[kSlow];
   const int64_t middle_step = call.x.axis[kMiddle];
@@ -252,24 +254,15 @@ __global__ void __launch_bounds__(kThreads, kBlocks) pool_rows(const __grid_cons
   constexpr bool kFixed = kSlowWindow > 0;
   constexpr int kLines = kSlowWindow * kMiddleWindow;
   constexpr int kCells = kLines * kFastWindow;
-  const int32_t pairs = rows * call.row_pairs;
 #pragma unroll 1
-  for (int32_t round = threadIdx.x; round < pairs; round += kThreads * (kUnroll / 2)) {
-    // A pair's first output in its row, -1 where only the second is of the row, and in the block.
-    int32_t columns[kUnroll / 2];
-    int32_t at[kUnroll / 2];
+  for (int32_t at = 2 * int32_t(threadIdx.x) - before; at < outs; at += kThreads * kUnroll) {
     const T *from[kUnroll];
     int64_t index[kUnroll];
 #pragma unroll
     for (int e = 0; e < kUnroll; ++e) {
-      const uint32_t t = uint32_t(min(round + e / 2 * kThreads, pairs - 1));
-      const uint32_t r = call.by_row_pairs.divide(t);
-      const uint32_t flat = r * uint32_t(fast.out);
-      const int32_t column = int32_t(2 * call.by_row_pairs.rest(t, r) - ((flat + odd) & 1u));
-      columns[e / 2] = column;
-      at[e / 2] = int32_t(flat) + column;
-      // Of two that aren't both in the row, the other takes some window of the row, too.
-      const int32_t f = fast_start[row_starts[r] + int32_t(min(uint32_t(column + e % 2), uint32_t(fast.out - 1)))];
+      const uint32_t t = uint32_t(max(0, min(at + e / 2 * (2 * kThreads) + e % 2, outs - 1)));
+      const uint32_t r = call.by_fast_out.divide(t);
+      const int32_t f = fast_start[row_starts[r] + int32_t(t - r * uint32_t(fast.out))];
       const PoolRow<T> row = row_of[r];
       from[e] = row.from + f * fast_step;
       index[e] = row.index + uint32_t(f);
@@ -320,10 +313,9 @@ __global__ void __launch_bounds__(kThreads, kBlocks) pool_rows(const __grid_cons
     }
 #pragma unroll
     for (int e = 0; e < kUnroll; e += 2) {
-      if (round + e / 2 * kThreads >= pairs) break;
-      const int32_t column = columns[e / 2];
-      const int32_t t = at[e / 2];
-      if (call.aligned && column >= 0 && column + 1 < fast.out) {
+      const int32_t t = at + e / 2 * (2 * kThreads);
+      if (t >= outs) break;
+      if (call.aligned && t >= 0 && t + 1 < outs) {
         const PoolPack<BitsOf<T>, 2> values = {best[e], best[e + 1]};
         const PoolPack<Index, 2> names = {Index(index[e] + offset[e]), Index(index[e + 1] + offset[e + 1])};
         stream_out(reinterpret_cast<PoolPack<BitsOf<T>, 2> *>(y + t), values);
@@ -332,7 +324,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) pool_rows(const __grid_cons
       }
 #pragma unroll
       for (int v = 0; v < 2; ++v) {
-        if (uint32_t(column + v) >= uint32_t(fast.out)) continue;
+        if (uint32_t(t + v) >= uint32_t(outs)) continue;
         stream_out(y + (t + v), best[e + v]);
         if (indices) __stcs(indices + (t + v), Index(index[e + v] + offset[e + v]));
       }

@@ -11,7 +11,6 @@ namespace baracuda {
 struct PoolRowsShape {
   int32_t rows = 0;
   int32_t planes = 0;
-  int32_t row_pairs = 0;
   size_t shared = 0;
 };
 PoolRowsShape pool_rows_shape(const PoolProblem &problem, size_t real_size, size_t element_size);
@@ -102,12 +101,10 @@ void launch_pool_rows(const PoolForward &call, const PoolRowsShape &shape, Strea
   rows.rows = problem.planes() * rows.plane_rows;
   rows.block_rows = shape.rows;
   rows.planes = shape.planes;
-  rows.row_pairs = shape.row_pairs;
   rows.aligned = reinterpret_cast<uintptr_t>(call.y.data) % (2 * sizeof(T)) == 0 &&
                  reinterpret_cast<uintptr_t>(call.indices.data) % (2 * sizeof(Index)) == 0;
   rows.prefetch = pool_row_major(problem, call.x, true) ? kRowsPrefetch : 0;
   rows.wide = rows.rows >= int64_t(1) << 32;
-  rows.by_row_pairs = ShortDivider(uint32_t(shape.row_pairs));
   rows.by_plane_rows = Divider(uint32_t(rows.plane_rows));
   rows.by_channels = Divider(uint32_t(problem.channels));
   rows.by_middle_out = Divider(uint32_t(problem.axis[kMiddle].out));
