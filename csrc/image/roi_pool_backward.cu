@@ -111,12 +111,15 @@ __device__ inline int64_t sum_of_block(int64_t own, int64_t (&of_warps)[kListWar
   return sum;
 }
 
-// A block lists the bins over a band of an image, a thread those of a RoI. Where its list begins follows from all that
-// the lists before it have: those of the bands before, and of the same band of the images before.
+// A block lists the bins over a band of an image: a thread counts those of a RoI, then takes some of all. Where its list
+// begins follows from all that the lists before it have: those of the bands before, and of the same band of the images
+// before.
 template <class Real>
 __global__ void __launch_bounds__(kListThreads)
     roi_pool_list(const __grid_constant__ RoiProblem problem, RoiRows rois, const __grid_constant__ PoolBands bands) {
   __shared__ int64_t of_warps[kListWarps];
+  __shared__ int32_t ends[kListThreads];    // of the RoIs' bins
+  __shared__ int32_t first_rows[kListThreads];  // of bins over the band
   wait_for_earlier_work();
   let_next_kernel_start();
   const int32_t band = int32_t(blockIdx.x) % bands.count;
@@ -124,17 +127,19 @@ __global__ void __launch_bounds__(kListThreads)
   const int32_t row0 = band * bands.rows;
   const int32_t rows = min(bands.rows, problem.h - row0);
   struct Own {
-    RoiPoolGeometry<Real> roi;
-    int64_t before = 0;  // rows of bins in bands before
+    int32_t batch;
     int32_t first = 0;   // row of bins over the band
     int32_t count = 0;
+    int64_t before = 0;  // rows of bins in bands before
   };
   const auto look_at = [&](int64_t r) {
     Own own;
-    if (r < problem.rois) own.roi = roi_pool_geometry<Real>(problem, rois, r);
-    if (own.roi.batch < 0) return own;
+    RoiPoolGeometry<Real> roi;
+    if (r < problem.rois) roi = roi_pool_geometry<Real>(problem, rois, r);
+    own.batch = roi.batch;
+    if (own.batch < 0) return own;
     for (int32_t ph = 0; ph < problem.pooled_h; ++ph) {
-      const RoiCells reach = own.roi.y.reach(ph);
+      const RoiCells reach = roi.y.reach(ph);
       if (reach.count == 0) continue;
       const int32_t low = int32_t(bands.by_rows.divide(uint32_t(reach.first)));
       const int32_t high = int32_t(bands.by_rows.divide(uint32_t(reach.first + reach.count - 1)));
@@ -145,34 +150,40 @@ __global__ void __launch_bounds__(kListThreads)
     }
     return own;
   };
+  Own own;
   int64_t before = 0;
   for (int64_t from = 0; from < problem.rois; from += kListThreads) {
-    const Own own = look_at(from + threadIdx.x);
-    before += own.before + (own.roi.batch < n ? own.count : 0);
+    own = look_at(from + threadIdx.x);
+    before += own.before + (own.batch < n ? own.count : 0);
   }
   int64_t unused;
   int64_t begin = sum_of_block(before * problem.pooled_w, of_warps, unused);
   const int64_t list_begin = begin;
   for (int64_t from = 0; from < problem.rois; from += kListThreads) {
-    Own own = look_at(from + threadIdx.x);
-    if (own.roi.batch != n) own.count = 0;
+    if (problem.rois > kListThreads) own = look_at(from + threadIdx.x);
+    const int32_t bins = own.batch == n ? own.count * problem.pooled_w : 0;
     int64_t at;
-    const int64_t sum = sum_of_block(int64_t(own.count) * problem.pooled_w, of_warps, at);
-    at += begin;
-    begin += sum;
-    for (int32_t pw = 0; pw < (own.count > 0 ? problem.pooled_w : 0); ++pw) {
-      const RoiCells x = own.roi.x.reach(pw);
-      for (int32_t k = 0; k < own.count; ++k) {
-        const int32_t ph = own.first + k;
-        const RoiCells y = own.roi.y.reach(ph);
-        const int32_t low = max(y.first - row0, 0);
-        const int32_t high = min(y.first + y.count - row0, rows);
-        const int64_t to = at + int64_t(k) * problem.pooled_w + pw;
-        if (to < bands.most)
-          bands.entries[to] =
-              pool_entry(uint32_t(from) + threadIdx.x, ph * problem.pooled_w + pw, {low, high - low}, x);
-      }
+    const int64_t sum = sum_of_block(bins, of_warps, at);
+    ends[threadIdx.x] = int32_t(at) + bins;
+    first_rows[threadIdx.x] = own.first;
+    __syncthreads();
+    for (int32_t i = int32_t(threadIdx.x); i < sum; i += kListThreads) {
+      int32_t owner = 0;
+#pragma unroll
+      for (int32_t half = kListThreads / 2; half > 0; half /= 2)
+        if (ends[owner + half - 1] <= i) owner += half;
+      const int32_t bin = i - (owner > 0 ? ends[owner - 1] : 0);
+      const int32_t ph = first_rows[owner] + bin / problem.pooled_w;
+      const int32_t pw = bin % problem.pooled_w;
+      const RoiPoolGeometry<Real> roi = roi_pool_geometry<Real>(problem, rois, from + owner);
+      const RoiCells y = roi.y.reach(ph);
+      const int32_t low = max(y.first - row0, 0);
+      const int32_t high = min(y.first + y.count - row0, rows);
+      if (begin + i < bands.most)
+        bands.entries[begin + i] = pool_entry(uint32_t(from) + uint32_t(owner), ph * problem.pooled_w + pw,
+                                              {low, high - low}, roi.x.reach(pw));
     }
+    begin += sum;
   }
   if (threadIdx.x == 0) bands.lists[blockIdx.x] = {list_begin, min(begin, bands.most) - list_begin};
 }
