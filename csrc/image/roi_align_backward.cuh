@@ -130,33 +130,33 @@ struct RoiAlignTilesCall {
   int32_t touched_words;
   size_t touched_at;  // in shared memory
   bool packs;         // whether zeros can be written by vectors
-  Divider by_strips;
+  Divider by_strips;  // of rows, in a plane
   Divider by_channels;
 };
 
-// Which tiles RoIs touch, a bit for each, and maybe some beside them. Each row of tiles begins a word. For all threads
-// of a block.
+// Which tiles RoIs touch, a bit for each, and maybe some beside them; each row of tiles begins a word. In shared
+// memory, for all threads of a block.
 class TouchedTiles {
  public:
   static constexpr int64_t kBytesOfWord = sizeof(uint32_t) + sizeof(int32_t);
 
-  __host__ __device__ static int64_t words_of_row(int64_t across) { return (across + kLanes - 1) / kLanes; }
+  __host__ __device__ static int32_t words_of_row(int32_t across) { return (across + kLanes - 1) / kLanes; }
 
   TouchedTiles() = default;
-  __device__ TouchedTiles(const RoiAlignTilesCall &call, char *room)
-      : bits_(reinterpret_cast<uint32_t *>(room)),
+
+  __device__ TouchedTiles(const RoiAlignTilesCall &call, char *shared)
+      : bits_(reinterpret_cast<uint32_t *>(shared + call.touched_at)),
         before_(reinterpret_cast<int32_t *>(bits_ + call.touched_words)),
         words_(call.touched_words),
-        of_row_(int32_t(words_of_row(call.across))) {
-    for (int32_t i = int32_t(threadIdx.x); i < words_; i += int32_t(blockDim.x)) bits_[i] = 0;
-  }
+        down_(call.down),
+        across_(call.across) {}
 
   template <class Real>
-  __device__ void find(const RoiAlignTilesCall &call) {
-    const RoiAlignProblem &problem = call.backward.problem;
+  __device__ void find(const RoiAlignProblem &problem, const RoiRows &rois) {
+    for (int32_t i = int32_t(threadIdx.x); i < words_; i += int32_t(blockDim.x)) bits_[i] = 0;
     __syncthreads();
     for (int64_t r = threadIdx.x; r < problem.rois; r += blockDim.x) {
-      const RoiGeometry<Real> roi = roi_geometry<Real>(problem, call.backward.rois, r);
+      const RoiGeometry<Real> roi = roi_geometry<Real>(problem, rois, r);
       if (roi.batch < 0) continue;
       const RoiCells rows = roi.y.reach_of_all(problem.pooled_h);
       const RoiCells columns = roi.x.reach_of_all(problem.pooled_w);
@@ -167,15 +167,15 @@ class TouchedTiles {
         for (int32_t word = first / kLanes; word <= last / kLanes; ++word) {
           const uint32_t from = kAllLanes << max(first - word * kLanes, 0);
           const uint32_t upto = kAllLanes >> max((word + 1) * kLanes - 1 - last, 0);
-          atomicOr(bits_ + (roi.batch * call.down + row) * of_row_ + word, from & upto);
+          atomicOr(row_of(roi.batch, row) + word, from & upto);
         }
       }
     }
     __syncthreads();
   }
 
-  // After which they have numbers.
-  __device__ int32_t count() {
+  // How many there are, which then have numbers.
+  __device__ int32_t number() {
     const int lane = int(threadIdx.x % kLanes);
     int32_t count = 0;
     for (int32_t from = 0; from < words_; from += kLanes) {
@@ -192,13 +192,8 @@ class TouchedTiles {
     return count;
   }
 
-  // Bits of a row of tiles.
-  __device__ const uint32_t *row(int32_t n, int32_t down, int32_t tile_row) const {
-    return bits_ + (n * down + tile_row) * of_row_;
-  }
-
-  // Of a tile by its number, among all tiles.
-  __device__ int64_t place(int32_t number, int32_t across) const {
+  // Of the tile with a number, among all tiles.
+  __device__ int64_t place(int32_t number) const {
     int32_t word = 0;
     for (int32_t end = words_; end - word > 1;) {
       const int32_t middle = (word + end) / 2;
@@ -208,30 +203,35 @@ class TouchedTiles {
         end = middle;
       }
     }
-    const int lane = int(threadIdx.x % kLanes);
-    const uint32_t upto = bits_[word] << (kLanes - 1 - lane);
+    const uint32_t upto = bits_[word] << (kLanes - 1 - threadIdx.x % kLanes);
     const unsigned found = __ballot_sync(kAllLanes, __popc(upto) > number - before_[word]);
-    return int64_t(word / of_row_) * across + word % of_row_ * kLanes + __ffs(int(found)) - 1;
+    const int32_t of_row = words_of_row(across_);
+    return int64_t(word / of_row) * across_ + word % of_row * kLanes + __ffs(int(found)) - 1;
+  }
+
+  __device__ bool has(int32_t n, int32_t tile_row, int32_t tile_column) const {
+    return row_of(n, tile_row)[tile_column / kLanes] >> tile_column % kLanes & 1;
   }
 
  private:
+  __device__ uint32_t *row_of(int32_t n, int32_t tile_row) const {
+    return bits_ + (n * down_ + tile_row) * words_of_row(across_);
+  }
+
   uint32_t *bits_ = nullptr;
-  int32_t *before_ = nullptr;
+  int32_t *before_ = nullptr;  // each word, how many there are
   int32_t words_ = 0;
-  int32_t of_row_ = 0;
+  int32_t down_ = 0;
+  int32_t across_ = 0;
 };
 
-constexpr int32_t kStripRows = 4;
-#ifndef V_FEW
-#define V_FEW 512
-#endif
-constexpr int64_t kFewBlocks = V_FEW;
+constexpr int32_t kStripRows = 8;
+static_assert(kTileSide % kStripRows == 0);
 
-// Zeros where no RoI touches a tile, row by row: a warp takes some rows of a plane.
+// Zeros where no RoI touches a tile, in the map's order: a warp takes some rows of a plane.
 template <class T>
 __device__ void clear_untouched(const RoiAlignTilesCall &call, const TouchedTiles &touched, int64_t block,
                                 int64_t blocks) {
-  static_assert(kTileSide % kStripRows == 0);
   const RoiProblem &problem = call.backward.problem;
   const ImageView &to = call.backward.dinput;
   const int64_t warps = blockDim.x / kLanes;
@@ -239,18 +239,19 @@ __device__ void clear_untouched(const RoiAlignTilesCall &call, const TouchedTile
   for (int64_t i = block * warps + threadIdx.x / kLanes; i < strips; i += blocks * warps) {
     const uint32_t plane = call.by_strips.divide(uint32_t(i));
     const int32_t row = int32_t(uint32_t(i) - plane * call.by_strips.divisor) * kStripRows;
-    const uint32_t n = call.by_channels.divide(plane);
-    const uint32_t c = plane - n * call.by_channels.divisor;
-    const uint32_t *const bits = touched.row(int32_t(n), call.down, row / kTileSide);
-    T *const line = static_cast<T *>(to.data) + to.plane(n, c) + to.cell(row, 0);
+    const int32_t n = int32_t(call.by_channels.divide(plane));
+    const uint32_t c = plane - uint32_t(n) * call.by_channels.divisor;
+    T *const first = static_cast<T *>(to.data) + to.plane(n, c) + to.cell(row, 0);
     const auto clear = [&](auto zeros) {
       constexpr int32_t kCells = int32_t(sizeof(zeros) / sizeof(T));
       for (int32_t column = int32_t(threadIdx.x % kLanes) * kCells; column < problem.w; column += kLanes * kCells) {
-        const int32_t tile = column / kTileSide;
-        if (bits[tile / kLanes] >> tile % kLanes & 1) continue;
+        if (touched.has(n, row / kTileSide, column / kTileSide)) continue;
+        T *line = first + column;
 #pragma unroll
-        for (int k = 0; k < kStripRows; ++k)
-          if (row + k < problem.h) *reinterpret_cast<decltype(zeros) *>(line + k * to.row + column) = zeros;
+        for (int k = 0; k < kStripRows; ++k) {
+          if (row + k < problem.h) *reinterpret_cast<decltype(zeros) *>(line) = zeros;
+          line += to.row;
+        }
       }
     };
     if (call.packs)
@@ -525,9 +526,9 @@ __global__ void __launch_bounds__(kMostTileThreads, sizeof(T) == sizeof(double) 
   int64_t tasks = call.tasks;
   TouchedTiles touched;
   if constexpr (kFew) {
-    touched = TouchedTiles(call, shared + call.touched_at);
-    // The kernel before this one has waited for what used the map, and wrote the RoIs.
-    touched.find<Real>(call);
+    // The kernel before this one has waited for what used the map or wrote the RoIs.
+    touched = TouchedTiles(call, shared);
+    touched.find<Real>(problem, call.backward.rois);
     first /= 2;
     step /= 2;
     if (blockIdx.x % 2 == 0) {
@@ -535,13 +536,13 @@ __global__ void __launch_bounds__(kMostTileThreads, sizeof(T) == sizeof(double) 
       wait_for_earlier_work();
       return;
     }
-    tasks = touched.count() * int64_t(call.parts);
+    tasks = touched.number() * int64_t(call.parts);
   }
   wait_for_earlier_work();
   for (int64_t task = first; task < tasks; task += step) {
     const int64_t c0 = task % call.parts * (blockDim.x / splits) + warp / splits * kLanes;
     int64_t place = task / call.parts;
-    if constexpr (kFew) place = touched.place(int32_t(place), call.across);
+    if constexpr (kFew) place = touched.place(int32_t(place));
     const int32_t tile_column = int32_t(place % call.across);
     const int32_t tile_row = int32_t(place / call.across % call.down);
     const int32_t n = int32_t(place / call.across / call.down);
@@ -713,9 +714,10 @@ RoiTable roi_table(const RoiAlignProblem &problem, Workspace &space) {
   return table;
 }
 
-// Whether RoIs leave most tiles alone, so that zeros are better written in the map's order.
+// Where RoIs leave most tiles alone, only the others are tasks, and zeros are written in the map's order, which is
+// faster.
 template <class T>
-bool few_touched(const RoiAlignBackward &call, size_t used, RoiAlignTilesCall &tiles) {
+bool touches_few(const RoiAlignBackward &call, RoiAlignTilesCall &tiles) {
   constexpr int64_t kTilesOfRoi = 64;
   constexpr int64_t kMostWords = 4096;
   constexpr int64_t kVector = kRoiVector / int64_t(sizeof(T));
@@ -730,7 +732,6 @@ bool few_touched(const RoiAlignBackward &call, size_t used, RoiAlignTilesCall &t
   tiles.packs = whole(problem.w) && whole(to.row) && whole(to.channel) && whole(to.batch) &&
                 reinterpret_cast<uintptr_t>(to.data) % kRoiVector == 0;
   tiles.touched_words = int32_t(words);
-  tiles.touched_at = used;
   tiles.by_strips = Divider(uint32_t(strips));
   tiles.by_channels = Divider(uint32_t(problem.c));
   return true;
@@ -774,12 +775,17 @@ void roi_align_backward_cuda_of(const RoiAlignBackward &call, Stream stream) {
     allow_roi_shared(kernel, shared);
     launch(kernel, {blocks, int(warps) * kLanes, shared, true}, stream, tiles);
   };
-  if (few_touched<T>(call, turn, tiles))
-    run(roi_align_tiles<T, false, true>, kFewBlocks, turn + size_t(tiles.touched_words) * TouchedTiles::kBytesOfWord);
-  else if (tiles.splits > 1)
+  if (touches_few<T>(call, tiles)) {
+    // Pairs of blocks that fill a large GPU about twice.
+    constexpr int64_t kManyWarps = 264 * kMostTileWarps;
+    tiles.touched_at = turn;
+    run(roi_align_tiles<T, false, true>, 2 * std::min(ceil_div(kManyWarps, warps), tiles.tasks),
+        turn + size_t(tiles.touched_words * TouchedTiles::kBytesOfWord));
+  } else if (tiles.splits > 1) {
     run(roi_align_tiles<T, true, false>, std::min(tiles.tasks, kMostBlocks), turn);
-  else
+  } else {
     run(roi_align_tiles<T, false, false>, std::min(tiles.tasks, kMostBlocks), turn);
+  }
 }
 
 }  // namespace baracuda

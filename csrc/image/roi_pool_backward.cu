@@ -23,7 +23,7 @@ constexpr int64_t kBandBytes = 73 * 1024;
 constexpr uint32_t kNumbers = 128;
 constexpr int64_t kNumbersBytes = kNumbers * sizeof(uint32_t);
 // Bins of a lane that are worked on together, while as many are on their way.
-constexpr int kBinsAtOnce = 4;
+constexpr int kBinsAtOnce = 2;
 constexpr int kListThreads = 1024;
 constexpr int kListWarps = kListThreads / kLanes;
 
@@ -111,14 +111,14 @@ __device__ inline int64_t sum_of_block(int64_t own, int64_t (&of_warps)[kListWar
   return sum;
 }
 
-// A block lists the bins over a band of an image: a thread counts those of a RoI, then takes some of all. Where its list
-// begins follows from all that the lists before it have: those of the bands before, and of the same band of the images
-// before.
+// A block lists the bins over a band of an image: a thread counts those of a RoI, then takes some of all. Where its
+// list begins follows from all that the lists before it have: those of the bands before, and of the same band of the
+// images before.
 template <class Real>
 __global__ void __launch_bounds__(kListThreads)
     roi_pool_list(const __grid_constant__ RoiProblem problem, RoiRows rois, const __grid_constant__ PoolBands bands) {
   __shared__ int64_t of_warps[kListWarps];
-  __shared__ int32_t ends[kListThreads];    // of the RoIs' bins
+  __shared__ int32_t ends[kListThreads];        // of the RoIs' bins
   __shared__ int32_t first_rows[kListThreads];  // of bins over the band
   wait_for_earlier_work();
   let_next_kernel_start();
@@ -127,8 +127,8 @@ __global__ void __launch_bounds__(kListThreads)
   const int32_t row0 = band * bands.rows;
   const int32_t rows = min(bands.rows, problem.h - row0);
   struct Own {
-    int32_t batch;
-    int32_t first = 0;   // row of bins over the band
+    int32_t batch = -1;
+    int32_t first = 0;  // row of bins over the band
     int32_t count = 0;
     int64_t before = 0;  // rows of bins in bands before
   };
@@ -296,7 +296,6 @@ __global__ void __launch_bounds__(kBandThreads, kBandBlocks)
       fetch();
       read(kStep);
     }
-#pragma unroll 2
     for (int32_t first = 0; first < count; first += kStep) {
       Real value[kBinsAtOnce];
       uint32_t place[kBinsAtOnce];
