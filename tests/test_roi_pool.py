@@ -153,7 +153,7 @@ PROBLEMS = {
     "more columns than a band's": ((1, 9, 4, 5000), 4, (3, 20), 1.0),
     "more columns than a block's": ((1, 2, 2, 21000), 3, (2, 5), 1.0),
     "more rows than a band's": ((1, 33, 300, 24), 20, (7, 7), 1.0),
-    "more boxes than a block lists": ((1, 2, 9, 8), 600, (3, 2), 1.0),
+    "more boxes than a block lists": ((1, 2, 9, 8), 1100, (3, 2), 1.0),
     "more bins than a block lists": ((1, 2, 9, 8), 3, (3000, 2), 1.0),
     "many boxes over the same cells": ((1, 3, 6, 7), 200, (7, 7), 1.0),
 }

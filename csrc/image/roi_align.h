@@ -56,16 +56,9 @@ struct RoiAxis {
   }
 
   // All of a bin's cells with a weight, and maybe others between or beside them.
-  BARACUDA_HD RoiCells reach(int32_t b) const {
-    if (grid <= 0) return {0, 0};
-    const Real low = position(b, 0);
-    const Real high = position(b, grid - 1);
-    const Real last = Real(cells - 1);
-    if (!(high >= Real(-1) && low <= Real(cells))) return {0, 0};
-    const int32_t first = low > 0 ? (low < last ? int32_t(low) : cells - 1) : 0;
-    const int32_t end = high < last ? (high > 0 ? int32_t(high) + 2 : 1) : cells;
-    return {first, end - first};
-  }
+  BARACUDA_HD RoiCells reach(int32_t b) const { return reach(b, b); }
+  // Those of `bins` bins.
+  BARACUDA_HD RoiCells reach_of_all(int32_t bins) const { return bin < 0 ? reach(bins - 1, 0) : reach(0, bins - 1); }
 
   BARACUDA_HD Real weight(int32_t b, int32_t cell) const {
     Real sum = 0;
@@ -115,6 +108,19 @@ struct RoiAxis {
   static constexpr int32_t kListSlack = 3;
   static constexpr int64_t list_places(int64_t cells, int64_t bins, int64_t gap) {
     return cells + (kListSlack + gap) * bins;
+  }
+
+ private:
+  // From the bin with the lowest positions to that with the highest.
+  BARACUDA_HD RoiCells reach(int32_t lowest, int32_t highest) const {
+    if (grid <= 0) return {0, 0};
+    const Real low = position(lowest, 0);
+    const Real high = position(highest, grid - 1);
+    const Real last = Real(cells - 1);
+    if (!(high >= Real(-1) && low <= Real(cells))) return {0, 0};
+    const int32_t first = low > 0 ? (low < last ? int32_t(low) : cells - 1) : 0;
+    const int32_t end = high < last ? (high > 0 ? int32_t(high) + 2 : 1) : cells;
+    return {first, end - first};
   }
 };
 

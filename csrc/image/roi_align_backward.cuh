@@ -126,8 +126,140 @@ struct RoiAlignTilesCall {
   int32_t parts;   // blocks that share the channels
   int64_t tasks;   // of all images and parts
   int32_t splits;
-  bool cleared;  // already, so that tiles without RoIs are done
+  // Where RoIs touch few tiles.
+  int32_t touched_words;
+  size_t touched_at;  // in shared memory
+  bool packs;         // whether zeros can be written by vectors
+  Divider by_strips;  // of rows, in a plane
+  Divider by_channels;
 };
+
+// Which tiles RoIs touch, a bit for each, and maybe some beside them; each row of tiles begins a word. In shared
+// memory, for all threads of a block.
+class TouchedTiles {
+ public:
+  static constexpr int64_t kBytesOfWord = sizeof(uint32_t) + sizeof(int32_t);
+
+  __host__ __device__ static int32_t words_of_row(int32_t across) { return (across + kLanes - 1) / kLanes; }
+
+  TouchedTiles() = default;
+
+  __device__ TouchedTiles(const RoiAlignTilesCall &call, char *shared)
+      : bits_(reinterpret_cast<uint32_t *>(shared + call.touched_at)),
+        before_(reinterpret_cast<int32_t *>(bits_ + call.touched_words)),
+        words_(call.touched_words),
+        down_(call.down),
+        across_(call.across) {}
+
+  template <class Real>
+  __device__ void find(const RoiAlignProblem &problem, const RoiRows &rois) {
+    for (int32_t i = int32_t(threadIdx.x); i < words_; i += int32_t(blockDim.x)) bits_[i] = 0;
+    __syncthreads();
+    for (int64_t r = threadIdx.x; r < problem.rois; r += blockDim.x) {
+      const RoiGeometry<Real> roi = roi_geometry<Real>(problem, rois, r);
+      if (roi.batch < 0) continue;
+      const RoiCells rows = roi.y.reach_of_all(problem.pooled_h);
+      const RoiCells columns = roi.x.reach_of_all(problem.pooled_w);
+      if (rows.count == 0 || columns.count == 0) continue;
+      const int32_t first = columns.first / kTileSide;
+      const int32_t last = (columns.first + columns.count - 1) / kTileSide;
+      for (int32_t row = rows.first / kTileSide; row <= (rows.first + rows.count - 1) / kTileSide; ++row) {
+        for (int32_t word = first / kLanes; word <= last / kLanes; ++word) {
+          const uint32_t from = kAllLanes << max(first - word * kLanes, 0);
+          const uint32_t upto = kAllLanes >> max((word + 1) * kLanes - 1 - last, 0);
+          atomicOr(row_of(roi.batch, row) + word, from & upto);
+        }
+      }
+    }
+    __syncthreads();
+  }
+
+  // How many there are, which then have numbers.
+  __device__ int32_t number() {
+    const int lane = int(threadIdx.x % kLanes);
+    int32_t count = 0;
+    for (int32_t from = 0; from < words_; from += kLanes) {
+      const int32_t own = from + lane < words_ ? __popc(bits_[from + lane]) : 0;
+      int32_t upto = own;
+      for (int distance = 1; distance < kLanes; distance *= 2) {
+        const int32_t other = __shfl_up_sync(kAllLanes, upto, unsigned(distance));
+        if (lane >= distance) upto += other;
+      }
+      if (threadIdx.x < kLanes && from + lane < words_) before_[from + lane] = count + upto - own;
+      count += __shfl_sync(kAllLanes, upto, kLanes - 1);
+    }
+    __syncthreads();
+    return count;
+  }
+
+  // Of the tile with a number, among all tiles.
+  __device__ int64_t place(int32_t number) const {
+    int32_t word = 0;
+    for (int32_t end = words_; end - word > 1;) {
+      const int32_t middle = (word + end) / 2;
+      if (before_[middle] <= number) {
+        word = middle;
+      } else {
+        end = middle;
+      }
+    }
+    const uint32_t upto = bits_[word] << (kLanes - 1 - threadIdx.x % kLanes);
+    const unsigned found = __ballot_sync(kAllLanes, __popc(upto) > number - before_[word]);
+    const int32_t of_row = words_of_row(across_);
+    return int64_t(word / of_row) * across_ + word % of_row * kLanes + __ffs(int(found)) - 1;
+  }
+
+  __device__ bool has(int32_t n, int32_t tile_row, int32_t tile_column) const {
+    return row_of(n, tile_row)[tile_column / kLanes] >> tile_column % kLanes & 1;
+  }
+
+ private:
+  __device__ uint32_t *row_of(int32_t n, int32_t tile_row) const {
+    return bits_ + (n * down_ + tile_row) * words_of_row(across_);
+  }
+
+  uint32_t *bits_ = nullptr;
+  int32_t *before_ = nullptr;  // each word, how many there are
+  int32_t words_ = 0;
+  int32_t down_ = 0;
+  int32_t across_ = 0;
+};
+
+constexpr int32_t kStripRows = 8;
+static_assert(kTileSide % kStripRows == 0);
+
+// Zeros where no RoI touches a tile, in the map's order: a warp takes some rows of a plane.
+template <class T>
+__device__ void clear_untouched(const RoiAlignTilesCall &call, const TouchedTiles &touched, int64_t block,
+                                int64_t blocks) {
+  const RoiProblem &problem = call.backward.problem;
+  const ImageView &to = call.backward.dinput;
+  const int64_t warps = blockDim.x / kLanes;
+  const int64_t strips = problem.n * problem.c * call.by_strips.divisor;
+  for (int64_t i = block * warps + threadIdx.x / kLanes; i < strips; i += blocks * warps) {
+    const uint32_t plane = call.by_strips.divide(uint32_t(i));
+    const int32_t row = int32_t(uint32_t(i) - plane * call.by_strips.divisor) * kStripRows;
+    const int32_t n = int32_t(call.by_channels.divide(plane));
+    const uint32_t c = plane - uint32_t(n) * call.by_channels.divisor;
+    T *const first = static_cast<T *>(to.data) + to.plane(n, c) + to.cell(row, 0);
+    const auto clear = [&](auto zeros) {
+      constexpr int32_t kCells = int32_t(sizeof(zeros) / sizeof(T));
+      for (int32_t column = int32_t(threadIdx.x % kLanes) * kCells; column < problem.w; column += kLanes * kCells) {
+        if (touched.has(n, row / kTileSide, column / kTileSide)) continue;
+        T *line = first + column;
+#pragma unroll
+        for (int k = 0; k < kStripRows; ++k) {
+          if (row + k < problem.h) *reinterpret_cast<decltype(zeros) *>(line) = zeros;
+          line += to.row;
+        }
+      }
+    };
+    if (call.packs)
+      clear(make_int4(0, 0, 0, 0));
+    else
+      clear(T(0.0f));
+  }
+}
 
 // What some neighbouring bins of a row add to a tile.
 template <class Real>
@@ -371,8 +503,9 @@ __device__ inline int32_t find_rois(const RoiAlignTilesCall &call, int64_t from,
   return __shfl_sync(kAllLanes, upto, kLanes - 1);
 }
 
-// With splits, some neighbouring warps have the same channels and share the steps of their tile.
-template <class T, bool kSplits>
+// With splits, some neighbouring warps have the same channels and share the steps of their tile. Where RoIs touch few
+// tiles, only these are tasks, and half the blocks write zeros to all others in the map's order.
+template <class T, bool kSplits, bool kFew>
 __global__ void __launch_bounds__(kMostTileThreads, sizeof(T) == sizeof(double) ? 1 : 2)
     roi_align_tiles(const __grid_constant__ RoiAlignTilesCall call) {
   using Real = typename ImageReal<T>::type;
@@ -387,11 +520,29 @@ __global__ void __launch_bounds__(kMostTileThreads, sizeof(T) == sizeof(double) 
   const int warp = int(threadIdx.x / kLanes);
   const int32_t splits = kSplits ? call.splits : 1;
   const int32_t split = kSplits ? warp % splits : 0;
-  wait_for_earlier_work();
 
-  for (int64_t task = blockIdx.x; task < call.tasks; task += gridDim.x) {
+  int64_t first = blockIdx.x;
+  int64_t step = gridDim.x;
+  int64_t tasks = call.tasks;
+  TouchedTiles touched;
+  if constexpr (kFew) {
+    // The kernel before this one has waited for what used the map or wrote the RoIs.
+    touched = TouchedTiles(call, shared);
+    touched.find<Real>(problem, call.backward.rois);
+    first /= 2;
+    step /= 2;
+    if (blockIdx.x % 2 == 0) {
+      clear_untouched<T>(call, touched, first, step);
+      wait_for_earlier_work();
+      return;
+    }
+    tasks = touched.number() * int64_t(call.parts);
+  }
+  wait_for_earlier_work();
+  for (int64_t task = first; task < tasks; task += step) {
     const int64_t c0 = task % call.parts * (blockDim.x / splits) + warp / splits * kLanes;
-    const int64_t place = task / call.parts;
+    int64_t place = task / call.parts;
+    if constexpr (kFew) place = touched.place(int32_t(place));
     const int32_t tile_column = int32_t(place % call.across);
     const int32_t tile_row = int32_t(place / call.across % call.down);
     const int32_t n = int32_t(place / call.across / call.down);
@@ -399,10 +550,8 @@ __global__ void __launch_bounds__(kMostTileThreads, sizeof(T) == sizeof(double) 
     // Lanes without a channel of their own take part with another's, and store nothing.
     const T *const given = static_cast<const T *>(doutput.data) + doutput.plane(0, c0 + min(lane, channels - 1));
     RoiTile<T> tile;
-    bool touched = false;  // by any RoI, for which every thread counts alike
     for (int64_t from = 0; from < problem.rois; from += kRoiBatch) {
       const int32_t count = find_rois(call, from, n, tile_row, tile_column, words, found);
-      touched = touched || count > 0;
       for (int32_t k = 0; k < count; k += kLanes) {
         const TileSteps<Real> of(call, k + lane < count ? int32_t(from) + found[k + lane] : -1, tile_row, tile_column);
         for (int32_t begin = 0; begin < of.total(); begin += kMostSteps) {
@@ -415,8 +564,6 @@ __global__ void __launch_bounds__(kMostTileThreads, sizeof(T) == sizeof(double) 
         }
       }
     }
-    if (call.cleared && !touched) continue;
-
     if constexpr (kSplits) {
       tile.collect(reinterpret_cast<Real *>(shared) + warp * kLanes * kTurnedRow, split, splits);
       if (split > 0) continue;
@@ -567,6 +714,29 @@ RoiTable roi_table(const RoiAlignProblem &problem, Workspace &space) {
   return table;
 }
 
+// Where RoIs leave most tiles alone, only the others are tasks, and zeros are written in the map's order, which is
+// faster.
+template <class T>
+bool touches_few(const RoiAlignBackward &call, RoiAlignTilesCall &tiles) {
+  constexpr int64_t kTilesOfRoi = 64;
+  constexpr int64_t kMostWords = 4096;
+  constexpr int64_t kVector = kRoiVector / int64_t(sizeof(T));
+  const RoiAlignProblem &problem = call.problem;
+  const ImageView &to = call.dinput;
+  const int64_t words = problem.n * tiles.down * TouchedTiles::words_of_row(tiles.across);
+  const int64_t strips = ceil_div(problem.h, kStripRows);
+  if (call.accumulate || problem.rois == 0 || problem.rois * kTilesOfRoi > problem.n * tiles.down * tiles.across ||
+      tiles.splits > 1 || to.column != 1 || words > kMostWords || problem.n * problem.c * strips > UINT32_MAX)
+    return false;
+  const auto whole = [](int64_t elements) { return elements % kVector == 0; };
+  tiles.packs = whole(problem.w) && whole(to.row) && whole(to.channel) && whole(to.batch) &&
+                reinterpret_cast<uintptr_t>(to.data) % kRoiVector == 0;
+  tiles.touched_words = int32_t(words);
+  tiles.by_strips = Divider(uint32_t(strips));
+  tiles.by_channels = Divider(uint32_t(problem.c));
+  return true;
+}
+
 template <class T>
 void roi_align_backward_cuda_of(const RoiAlignBackward &call, Stream stream) {
   using Real = typename ImageReal<T>::type;
@@ -600,20 +770,22 @@ void roi_align_backward_cuda_of(const RoiAlignBackward &call, Stream stream) {
   tiles.splits = few_tiles && warps <= 2 ? int32_t(kMostTileWarps / warps) : 1;
   warps *= tiles.splits;
   tiles.tasks = places * tiles.parts;
-  // Where RoIs leave most tiles alone, zeros are written faster in the map's order.
-  constexpr int64_t kTilesOfRoi = 64;
-  tiles.cleared = !call.accumulate && problem.rois > 0 && problem.rois * kTilesOfRoi <= places &&
-                  lies_in_packs<T>(problem, call.dinput);
-  if (tiles.cleared) clear_map<T>(problem, call.dinput, stream);
   const size_t turn = size_t(warps) * kLanes * kTurnedRow * sizeof(Real);
-  const auto run = [&](auto kernel) {
-    allow_roi_shared(kernel, turn);
-    launch(kernel, {std::min(tiles.tasks, kMostBlocks), int(warps) * kLanes, turn, true}, stream, tiles);
+  const auto run = [&](auto kernel, int64_t blocks, size_t shared) {
+    allow_roi_shared(kernel, shared);
+    launch(kernel, {blocks, int(warps) * kLanes, shared, true}, stream, tiles);
   };
-  if (tiles.splits > 1)
-    run(roi_align_tiles<T, true>);
-  else
-    run(roi_align_tiles<T, false>);
+  if (touches_few<T>(call, tiles)) {
+    // Pairs of blocks that fill a large GPU about twice.
+    constexpr int64_t kManyWarps = 264 * kMostTileWarps;
+    tiles.touched_at = turn;
+    run(roi_align_tiles<T, false, true>, 2 * std::min(ceil_div(kManyWarps, warps), tiles.tasks),
+        turn + size_t(tiles.touched_words * TouchedTiles::kBytesOfWord));
+  } else if (tiles.splits > 1) {
+    run(roi_align_tiles<T, true, false>, std::min(tiles.tasks, kMostBlocks), turn);
+  } else {
+    run(roi_align_tiles<T, false, false>, std::min(tiles.tasks, kMostBlocks), turn);
+  }
 }
 
 }  // namespace baracuda
