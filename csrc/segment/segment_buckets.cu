@@ -244,15 +244,16 @@ void segment_take_cells(Workspace &workspace, const SegmentProblem &problem, siz
   if (problem.ids != SegmentIds::unsorted) {
     if (problem.ids == SegmentIds::offsets && problem.rows / 64 > problem.segments) return;
     space.cells = SegmentCells::runs;
-    // Of sorted ids, as many chunks as warps are at work at once.
+    // Of sorted ids, at least as many chunks as warps are at work at once, and some more, as not all get on alike.
     constexpr int64_t kWarps = kMultiprocessors * kRunBlocks * kRunWarps;
-    const int64_t chunk = problem.ids == SegmentIds::offsets
-                              ? kRangeChunk
-                              : ceil_div(ceil_div(problem.rows, kWarps), int64_t(kRunStep)) * kRunStep;
+    const int64_t steps = ceil_div(ceil_div(problem.rows, kWarps), int64_t(kRunStep));
+    const int64_t chunk =
+        problem.ids == SegmentIds::offsets ? kRangeChunk : std::min(steps, int64_t(kRunMostSteps)) * kRunStep;
     space.chunks = {int32_t(chunk), ceil_div(problem.rows, chunk)};
     space.partial = workspace.take<std::byte>(2 * space.chunks.count * int64_t(state));
     space.counts = workspace.take<uint32_t>(2 * space.chunks.count);
     space.ends = workspace.take<std::byte>(space.chunks.count * int64_t(sizeof(SegmentRunEnd)));
+    space.taken = workspace.take<uint32_t>(1);
     return;
   }
   if (problem.rows < problem.segments) return;
