@@ -172,6 +172,7 @@ struct SegmentSpace {
   SegmentNumbers ids;           // of each row, from offsets
   uint32_t *counts = nullptr;
   std::byte *ends = nullptr;  // of chunks of runs
+  uint32_t *taken = nullptr;  // how many of them are taken
 };
 
 // Rows so narrow that neighbouring lanes take segments, not columns.

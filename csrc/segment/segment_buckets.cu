@@ -7,11 +7,12 @@ namespace {
 constexpr int kTileThreads = 1024;
 constexpr int kTileWarps = kTileThreads / 32;
 constexpr int kTileItems = kBucketTile / kTileThreads;
-constexpr uint32_t kNowhere = ~uint32_t(0);
+// Of buckets, and of each lane's rows that no segment has.
+constexpr int kTileCounters = kMostBuckets + 32;
 constexpr int64_t kMultiprocessors = 132;
 // Two sets of counters, and sums of warps.
-constexpr int64_t kTileCounterBytes = (2 * kMostBuckets + kTileWarps) * int64_t(sizeof(uint32_t));
-static_assert(kTileThreads >= kMostBuckets && kTileWarps == 32);
+constexpr int64_t kTileCounterBytes = (2 * kTileCounters + kTileWarps) * int64_t(sizeof(uint32_t));
+static_assert(kTileThreads >= kTileCounters && kTileWarps == 32);
 
 __global__ __launch_bounds__(kMostBuckets) void forget_totals(SegmentBuckets buckets) {
   let_next_kernel_start();
@@ -48,7 +49,7 @@ __global__ __launch_bounds__(kTileThreads, 1) void fill_buckets(const __grid_con
   using Record = BucketRecords<Bits, Place>;
   extern __shared__ __align__(16) uint64_t segment_memory[];
   // In turns: rows are counted in one, while the other is forgotten.
-  __shared__ uint32_t counters[2][kMostBuckets];
+  __shared__ uint32_t counters[2][kTileCounters];
   __shared__ uint32_t sums[kTileWarps];
   auto *next_ids = reinterpret_cast<SegmentPack<Id, 2> *>(segment_memory) + threadIdx.x;
   auto *next_elements =
@@ -77,7 +78,9 @@ __global__ __launch_bounds__(kTileThreads, 1) void fill_buckets(const __grid_con
     }
     commit_copies();
   };
-  if (b < kMostBuckets) counters[0][b] = 0;
+  // Rows of no segment are counted, too: no lane takes another way, and ranks are asked for at once.
+  const uint32_t nowhere = uint32_t(kMostBuckets + lane) << buckets.cell_bits;
+  if (b < kTileCounters) counters[0][b] = 0;
   wait_for_earlier_work();
   let_next_kernel_start();
   fetch(blockIdx.x);
@@ -93,7 +96,7 @@ __global__ __launch_bounds__(kTileThreads, 1) void fill_buckets(const __grid_con
       const SegmentPack<Id, 2> given = load_pair(next_ids + k * kTileThreads);
 #pragma unroll
       for (int i = 0; i < 2; ++i)
-        id[2 * k + i] = uint64_t(int64_t(given.value[i])) < uint64_t(segments) ? uint32_t(given.value[i]) : kNowhere;
+        id[2 * k + i] = uint64_t(int64_t(given.value[i])) < uint64_t(segments) ? uint32_t(given.value[i]) : nowhere;
       element[k] = load_pair(next_elements + k * kTileThreads);
     }
     fetch(tile + gridDim.x);
@@ -101,10 +104,9 @@ __global__ __launch_bounds__(kTileThreads, 1) void fill_buckets(const __grid_con
     turn ^= 1;
     uint32_t rank[kTileItems];
 #pragma unroll
-    for (int k = 0; k < kTileItems; ++k)
-      if (id[k] != kNowhere) rank[k] = atomicAdd(counts + (id[k] >> buckets.cell_bits), 1u);
+    for (int k = 0; k < kTileItems; ++k) rank[k] = atomicAdd(counts + (id[k] >> buckets.cell_bits), 1u);
     __syncthreads();
-    if (b < kMostBuckets) counters[turn][b] = 0;
+    if (b < kTileCounters) counters[turn][b] = 0;
     const uint32_t count = b < buckets.count ? counts[b] : 0;
     const uint32_t whole = (count + kRecords - 1) / kRecords * kRecords;
     uint32_t behind = whole;
@@ -133,10 +135,11 @@ __global__ __launch_bounds__(kTileThreads, 1) void fill_buckets(const __grid_con
     __syncthreads();
 #pragma unroll
     for (int k = 0; k < kTileItems; ++k) {
-      if (id[k] == kNowhere) continue;
       const uint32_t cell = id[k] & ((uint32_t(1) << buckets.cell_bits) - 1);
-      staged.set(counts[id[k] >> buckets.cell_bits] + rank[k], element[k / 2].value[k % 2],
-                 Place(sizeof(Place) == 4 ? cell << kBucketTileBits | uint32_t(row_in_tile(k)) : cell));
+      const uint32_t to = counts[id[k] >> buckets.cell_bits] + rank[k];
+      if (id[k] != nowhere)
+        staged.set(to, element[k / 2].value[k % 2],
+                   Place(sizeof(Place) == 4 ? cell << kBucketTileBits | uint32_t(row_in_tile(k)) : cell));
     }
     __syncthreads();
     const Record to = Record{buckets.elements, buckets.places};
@@ -197,7 +200,10 @@ size_t segment_few_bytes(const SegmentProblem &problem, size_t state, int vector
          segment_few_id_bytes(segment_across(problem.columns, vector));
 }
 
-size_t segment_bucket_bytes(int cell_bits, size_t cell) { return ((size_t(1) << cell_bits) + 1) * cell; }
+size_t segment_bucket_bytes(int cell_bits, size_t cell) {
+  // One of fillers, and one that each lane may spoil.
+  return ((size_t(1) << cell_bits) + 1 + 32) * cell;
+}
 
 size_t segment_bucket_sum_bytes(const SegmentProblem &problem, int cell_bits, int copy_bits) {
   const size_t cells = (size_t(1) << cell_bits) + 1;
@@ -238,15 +244,16 @@ void segment_take_cells(Workspace &workspace, const SegmentProblem &problem, siz
   if (problem.ids != SegmentIds::unsorted) {
     if (problem.ids == SegmentIds::offsets && problem.rows / 64 > problem.segments) return;
     space.cells = SegmentCells::runs;
-    // Of sorted ids, as many chunks as warps are at work at once.
+    // Of sorted ids, at least as many chunks as warps are at work at once, and some more, as not all get on alike.
     constexpr int64_t kWarps = kMultiprocessors * kRunBlocks * kRunWarps;
-    const int64_t chunk = problem.ids == SegmentIds::offsets
-                              ? kRangeChunk
-                              : ceil_div(ceil_div(problem.rows, kWarps), int64_t(kRunStep)) * kRunStep;
+    const int64_t steps = ceil_div(ceil_div(problem.rows, kWarps), int64_t(kRunStep));
+    const int64_t chunk =
+        problem.ids == SegmentIds::offsets ? kRangeChunk : std::min(steps, int64_t(kRunMostSteps)) * kRunStep;
     space.chunks = {int32_t(chunk), ceil_div(problem.rows, chunk)};
     space.partial = workspace.take<std::byte>(2 * space.chunks.count * int64_t(state));
     space.counts = workspace.take<uint32_t>(2 * space.chunks.count);
     space.ends = workspace.take<std::byte>(space.chunks.count * int64_t(sizeof(SegmentRunEnd)));
+    space.taken = workspace.take<uint32_t>(1);
     return;
   }
   if (problem.rows < problem.segments) return;

@@ -4,7 +4,7 @@
 // in any order, so what becomes of a cell must not depend on it: maxima don't, nor do sums of integers.
 #pragma once
 
-#include "segment/segment.cuh"
+#include "segment/segment_lanes.cuh"
 
 namespace baracuda {
 
@@ -208,20 +208,40 @@ __device__ __forceinline__ bool last_of_bucket(const SegmentBuckets &buckets, co
   return last;
 }
 
-// Without a branch, where there is an instruction for it.
-__device__ __forceinline__ void raise_cell(uint32_t *at, uint32_t known, uint32_t cell) {
-  asm volatile(
-      "{\n\t.reg .pred p;\n\t"
-      "setp.gt.u32 p, %1, %2;\n\t"
-      "@p red.shared.max.u32 [%0], %1;\n\t}" ::"r"(uint32_t(__cvta_generic_to_shared(at))),
-      "r"(cell), "r"(known)
-      : "memory");
+// Keys of the cells of maxima: an element's bits, at the upper end of a word, in the order of unsigned integers. That
+// of NaN is the highest, and no float has the key 0.
+template <SegmentLanes kLanes, class Bits>
+struct BucketKeys {
+  // bfloat16 is the upper half of float32.
+  static constexpr bool kHalf = kLanes == SegmentLanes::float16;
+  static constexpr int kShift = 32 - 8 * int(sizeof(Bits));
+  uint32_t signs;  // of a minimum, the maximum of numbers with the other sign
+
+  __device__ uint32_t key(Bits bits) const {
+    const uint32_t value = uint32_t(bits) << kShift ^ signs;
+    return kHalf ? segment_keys<SegmentLanes::float16>(value) & 0xffff0000u
+                 : segment_keys<SegmentLanes::float32>(value);
+  }
+  // The key that the order has of it.
+  __device__ uint32_t ordered(const SegmentOrder<Bits> &order, uint32_t key) const {
+    if (key == 0) return 0;
+    const uint32_t value = key ^ (key >> 31 ? 0x80000000u : ~0u);
+    return order.key(Bits((value ^ signs) >> kShift));
+  }
+};
+
+// Without a branch: where the key isn't higher, it goes to a cell that nobody looks at.
+__device__ __forceinline__ void raise_cell(uint32_t *at, uint32_t known, uint32_t cell, uint32_t *spare) {
+  asm volatile("red.shared.max.u32 [%0], %1;" ::"r"(uint32_t(__cvta_generic_to_shared(cell > known ? at : spare))),
+               "r"(cell)
+               : "memory");
 }
-__device__ __forceinline__ void raise_cell(unsigned long long *at, unsigned long long known, unsigned long long cell) {
+__device__ __forceinline__ void raise_cell(unsigned long long *at, unsigned long long known, unsigned long long cell,
+                                           unsigned long long *) {
   if (cell > known) atomicMax(at, cell);
 }
 
-template <class Op>
+template <class Op, SegmentLanes kLanes>
 __global__ __launch_bounds__(kBucketThreads,
                              1) void bucket_extremes(const __grid_constant__ SegmentBucketCall<Op> call) {
   using Element = typename Op::Element;
@@ -234,6 +254,8 @@ __global__ __launch_bounds__(kBucketThreads,
   const SegmentBuckets &buckets = call.buckets;
   const int count = 1 << buckets.cell_bits;
   for (int c = threadIdx.x; c <= count; c += kBucketThreads) cells[c] = 0;
+  const BucketKeys<kLanes, Element> keys = {call.op.order.reverse ? 0x80000000u : 0};
+  Cell *spare = cells + count + 1 + (int(threadIdx.x) & 31);
   wait_for_earlier_work();
   const BucketPiece piece = find_bucket_piece(buckets);
   if (piece.bucket < 0) return;
@@ -244,7 +266,7 @@ __global__ __launch_bounds__(kBucketThreads,
         Cell known[kRecords];
 #pragma unroll
         for (int r = 0; r < kRecords; ++r) {
-          cell[r] = call.op.order.key(element.value[r]);
+          cell[r] = keys.key(element.value[r]);
           at[r] = cells + place.value[r];
           if constexpr (Op::kRows) {
             const uint32_t row = uint32_t(tile) * kBucketTile + (place.value[r] & (kBucketTile - 1));
@@ -254,7 +276,7 @@ __global__ __launch_bounds__(kBucketThreads,
           known[r] = *at[r];
         }
 #pragma unroll
-        for (int r = 0; r < kRecords; ++r) raise_cell(at[r], known[r], cell[r]);
+        for (int r = 0; r < kRecords; ++r) raise_cell(at[r], known[r], cell[r], spare);
       });
   __syncthreads();
   const int64_t first = int64_t(piece.bucket) << buckets.cell_bits;
@@ -270,9 +292,9 @@ __global__ __launch_bounds__(kBucketThreads,
       if (p != piece.piece) cell = max(cell, __ldcg(partial + (int64_t(blockIdx.x) - piece.piece + p) * count + c));
     State state[1];
     if constexpr (Op::kRows) {
-      state[0] = {uint32_t(cell >> 32), ~uint32_t(cell)};
+      state[0] = {keys.ordered(call.op.order, uint32_t(cell >> 32)), ~uint32_t(cell)};
     } else {
-      state[0] = cell;
+      state[0] = keys.ordered(call.op.order, cell);
     }
     call.op.template store<1>(first + c, 0, cell != 0, state);
   }
@@ -574,7 +596,16 @@ void segment_reduce_buckets(const SegmentProblem &problem, const SegmentView &in
     launch(kernel, {space.buckets.units, kBucketThreads, shared, true}, stream, call);
   };
   if constexpr (requires { op.order; }) {
-    run(bucket_extremes<Op>, segment_bucket_bytes(space.buckets.cell_bits, Op::kRows ? 8 : 4));
+    const auto with = [&](auto kernel) {
+      run(kernel, segment_bucket_bytes(space.buckets.cell_bits, Op::kRows ? 8 : 4));
+    };
+    if constexpr (sizeof(typename Op::Element) == 4) {
+      with(bucket_extremes<Op, SegmentLanes::float32>);
+    } else if (problem.dtype == DTypeOf<bfloat16>::value) {
+      with(bucket_extremes<Op, SegmentLanes::bfloat16>);
+    } else {
+      with(bucket_extremes<Op, SegmentLanes::float16>);
+    }
   } else {
     if (problem.kind == SegmentKind::mean) call.counts = space.buckets.lengths;
     call.once = call.counts || bit_cast<typename SegmentBitsOf<sizeof op.empty>::type>(op.empty) == 0;

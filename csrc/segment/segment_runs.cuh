@@ -13,6 +13,7 @@ constexpr int kRunEach = 16;             // rows of a lane, one behind the other
 constexpr int kRunStep = 32 * kRunEach;  // rows that a warp takes at once
 constexpr int kRunStages = 2;            // how many of these are in shared memory, or on their way
 constexpr int kRunBlocks = 2;            // of a multiprocessor at once
+constexpr int kRunMostSteps = 4;         // of a chunk of sorted ids
 constexpr uint32_t kRunDropped = ~uint32_t(0);
 constexpr uint32_t kRunNone = ~uint32_t(0) - 1;
 
@@ -42,6 +43,7 @@ struct SegmentRunCall {
   typename Op::State *partial;  // of a chunk, what belongs to a segment of the chunk before, and to one of that after
   uint32_t *lengths;
   SegmentRunEnd *ends;
+  uint32_t *taken;  // chunks of sorted ids that are taken besides each warp's first
   SegmentLongs longs;
 };
 
@@ -100,9 +102,11 @@ __device__ __forceinline__ State load_fresh(const State *from) {
 template <class Op>
 __global__ __launch_bounds__(kRunThreads) void fill_empty(const __grid_constant__ SegmentRunCall<Op> call) {
   let_next_kernel_start();
-  const int64_t segment = int64_t(blockIdx.x) * kRunThreads + threadIdx.x;
   const typename Op::State none[1] = {call.op.identity()};
-  if (segment < call.segments) call.op.template store<1>(segment, 0, 0, none);
+  if (blockIdx.x == 0 && threadIdx.x == 0) *call.taken = 0;
+  for (int64_t segment = int64_t(blockIdx.x) * kRunThreads + threadIdx.x; segment < call.segments;
+       segment += int64_t(gridDim.x) * kRunThreads)
+    call.op.template store<1>(segment, 0, 0, none);
 }
 
 // Where the `part`th 16 bytes of a lane are, which has kParts of them: so that neither lanes that write neighbouring
@@ -148,6 +152,7 @@ struct SegmentRunPart {
 template <class Op, class Id>
 constexpr size_t kRunBytes = size_t(kRunStages) * kRunStep * (sizeof(Id) + sizeof(typename Op::Element));
 
+// A warp takes chunk after chunk, whose first step is on its way before the chunk before is done.
 template <class Op, class Id>
 __global__ __launch_bounds__(kRunThreads,
                              kRunBlocks) void reduce_runs(const __grid_constant__ SegmentRunCall<Op> call) {
@@ -155,27 +160,24 @@ __global__ __launch_bounds__(kRunThreads,
   using State = typename Op::State;
   using Ids = SegmentRunPart<Id>;
   using Elements = SegmentRunPart<Element>;
+  static_assert(kRunStages == 2);
   extern __shared__ __align__(128) std::byte run_memory[];
   const int lane = int(threadIdx.x) & 31;
   const uint32_t below = (1u << lane) - 1;
-  const int64_t chunk = int64_t(blockIdx.x) * kRunWarps + int(threadIdx.x) / 32;
-  wait_for_earlier_work();
-  let_next_kernel_start();
-  if (chunk >= call.chunks) return;
-  const int64_t begin = chunk * call.chunk;
-  const int64_t end = min(begin + call.chunk, call.rows);
   const Id *ids = static_cast<const Id *>(call.ids.data);
   const Element *input = static_cast<const Element *>(call.input.data);
   const auto segment_of = [&](Id id) {
     return uint64_t(int64_t(id)) < uint64_t(call.segments) ? uint32_t(id) : kRunDropped;
   };
-  const auto segment_at = [&](int64_t row) { return segment_of(ids[row * call.ids.stride]); };
+  // Outside the rows, none that a segment has.
+  const auto id_at = [&](int64_t row) { return row >= 0 && row < call.rows ? ids[row * call.ids.stride] : Id(-1); };
   std::byte *memory = run_memory + (int(threadIdx.x) / 32) * kRunBytes<Op, Id>;
   const auto ids_of = [&](int stage) { return memory + stage * kRunStep * int(sizeof(Id)); };
   const auto elements_of = [&](int stage) {
     return memory + kRunStep * (kRunStages * int(sizeof(Id)) + stage * int(sizeof(Element)));
   };
-  const auto fetch = [&](int64_t at, int stage) {
+  const auto end_of = [&](int64_t chunk) { return min((chunk + 1) * call.chunk, call.rows); };
+  const auto fetch = [&](int64_t at, int64_t end, int stage) {
     if (call.whole && at + kRunStep <= end) {
       Ids::copy(ids + at, ids_of(stage));
       Elements::copy(input + at, elements_of(stage));
@@ -189,175 +191,212 @@ __global__ __launch_bounds__(kRunThreads,
     }
     commit_copies();
   };
-
-  State carry = call.op.identity();
-  uint32_t carried = 0;
-  uint32_t last = begin > 0 ? segment_at(begin - 1) : kRunNone;
-  bool opened = false;  // whether a segment has begun in the chunk
   const auto finish = [&](uint32_t segment, const State &state, uint32_t length) {
     const State whole[1] = {state};
     if (segment < kRunNone) call.op.template store<1>(segment, 0, length, whole);
   };
-  const auto finish_first = [&](uint32_t segment, const State &state, uint32_t length) {
-    if (opened) {
-      if (length > 0) finish(segment, state, length);
-    } else {
-      // A chunk that nothing goes on in says so, too: join_runs reads ahead.
-      call.partial[2 * chunk] = state;
-      call.lengths[2 * chunk] = length;
-    }
-  };
-  for (int s = 0; s < kRunStages - 1; ++s) fetch(begin + s * kRunStep, s);
+
+  int64_t chunk = int64_t(blockIdx.x) * kRunWarps + int(threadIdx.x) / 32;
+  Id id_before = id_at(chunk * call.chunk - 1);
+  fetch(chunk * call.chunk, end_of(chunk), 0);
+  // The kernel before began when all earlier work was done, and only fills the output: rows are read before it ends.
+  wait_for_earlier_work();
+  let_next_kernel_start();
   int stage = 0;
-  for (int64_t at = begin; at < end; at += kRunStep) {
-    fetch(at + (kRunStages - 1) * kRunStep, (stage + kRunStages - 1) % kRunStages);
-    wait_for_copies<kRunStages - 1>();
-    __syncwarp();
-    // The lane's rows, whose first segment may have begun before, and last may go on.
-    const uint32_t before = lane == 0 ? last : segment_of(Ids::at(ids_of(stage), lane * kRunEach - 1));
-    uint32_t segment = before;
-    State run = call.op.identity();
-    State lead = run;
-    uint32_t length = 0;
-    uint32_t led = 0;
-    bool headed = false;
-#pragma unroll
-    for (int part = 0; part < kRunEach / 4; ++part) {
-      uint32_t segments[4];
-      Element element[4];
-#pragma unroll
-      for (int k = 0; k < 4; k += Ids::kInPart) {
-        const auto some = Ids::load(ids_of(stage), (part * 4 + k) / Ids::kInPart);
-#pragma unroll
-        for (int i = 0; i < Ids::kInPart; ++i) segments[k + i] = segment_of(some.value[i]);
-      }
-      const auto some = Elements::load(elements_of(stage), part * 4 / Elements::kInPart);
-#pragma unroll
-      for (int k = 0; k < 4; ++k) element[k] = some.value[part * 4 % Elements::kInPart + k];
-#pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        if (segments[k] != segment) {
-          if (headed) {
-            finish(segment, run, length);
-          } else {
-            lead = run;
-            led = length;
-            headed = true;
-          }
-          segment = segments[k];
-          run = call.op.identity();
-          length = 0;
-        }
-        call.op.add(run, element[k], typename Op::Row(at + lane * kRunEach + part * 4 + k));
-        ++length;
-      }
-    }
-    // What comes in from the lanes before.
-    const uint32_t heads = __ballot_sync(~0u, headed);
-    const uint32_t up_to = heads & (below | 1u << lane);
-    const int start = up_to ? 31 - __clz(int(up_to)) : 0;
-    State tail = run;
-    uint32_t count = length;
-#pragma unroll
-    for (int apart = 1; apart < 32; apart *= 2) {
-      State other = segment_move(tail, [&](uint32_t word) { return __shfl_up_sync(~0u, word, apart); });
-      const uint32_t more = __shfl_up_sync(~0u, count, apart);
-      if (lane - apart >= start) {
-        call.op.join(other, tail);
-        tail = other;
-        count += more;
-      }
-    }
-    State in = segment_move(tail, [&](uint32_t word) { return __shfl_up_sync(~0u, word, 1); });
-    uint32_t more = __shfl_up_sync(~0u, count, 1);
-    if (lane == 0) {
-      in = carry;
-      more = carried;
-    } else if ((heads & below) == 0) {
-      State whole = carry;
-      call.op.join(whole, in);
-      in = whole;
-      more += carried;
-    }
-    State whole = in;
-    if (headed) {
-      call.op.join(whole, lead);
-      if ((heads & below) == 0) {
-        finish_first(before, whole, more + led);
+  while (chunk < call.chunks) {
+    const int64_t begin = chunk * call.chunk;
+    const int64_t end = end_of(chunk);
+    const Id id_behind = id_at(end);
+    uint32_t taken = 0;
+    if (lane == 0) taken = atomicAdd(call.taken, 1u);
+    int64_t next = chunk;
+    State carry = call.op.identity();
+    uint32_t carried = 0;
+    uint32_t last = begin > 0 ? segment_of(id_before) : kRunNone;
+    bool opened = false;  // whether a segment has begun in the chunk
+    const auto finish_first = [&](uint32_t segment, const State &state, uint32_t length) {
+      if (opened) {
+        if (length > 0) finish(segment, state, length);
       } else {
-        finish(before, whole, more + led);
+        // A chunk that nothing goes on in says so, too: join_runs reads ahead.
+        call.partial[2 * chunk] = state;
+        call.lengths[2 * chunk] = length;
       }
-      whole = run;
-      more = 0;
-    } else {
-      call.op.join(whole, run);
+    };
+    for (int64_t at = begin; at < end; at += kRunStep) {
+      if (at + kRunStep < end) {
+        fetch(at + kRunStep, end, stage ^ 1);
+      } else {
+        next = int64_t(gridDim.x) * kRunWarps + __shfl_sync(~0u, taken, 0);
+        id_before = id_at(next * call.chunk - 1);
+        fetch(next * call.chunk, end_of(next), stage ^ 1);
+      }
+      wait_for_copies<kRunStages - 1>();
+      __syncwarp();
+      // The lane's rows, whose first segment may have begun before, and last may go on.
+      const uint32_t before = lane == 0 ? last : segment_of(Ids::at(ids_of(stage), lane * kRunEach - 1));
+      uint32_t segment = before;
+      State run = call.op.identity();
+      State lead = run;
+      uint32_t length = 0;
+      uint32_t led = 0;
+      bool headed = false;
+#pragma unroll
+      for (int part = 0; part < kRunEach / 4; ++part) {
+        uint32_t segments[4];
+        Element element[4];
+#pragma unroll
+        for (int k = 0; k < 4; k += Ids::kInPart) {
+          const auto some = Ids::load(ids_of(stage), (part * 4 + k) / Ids::kInPart);
+#pragma unroll
+          for (int i = 0; i < Ids::kInPart; ++i) segments[k + i] = segment_of(some.value[i]);
+        }
+        const auto some = Elements::load(elements_of(stage), part * 4 / Elements::kInPart);
+#pragma unroll
+        for (int k = 0; k < 4; ++k) element[k] = some.value[part * 4 % Elements::kInPart + k];
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+          if (segments[k] != segment) {
+            if (headed) {
+              finish(segment, run, length);
+            } else {
+              lead = run;
+              led = length;
+              headed = true;
+            }
+            segment = segments[k];
+            run = call.op.identity();
+            length = 0;
+          }
+          call.op.add(run, element[k], typename Op::Row(at + lane * kRunEach + part * 4 + k));
+          ++length;
+        }
+      }
+      // What comes in from the lanes before.
+      const uint32_t heads = __ballot_sync(~0u, headed);
+      const uint32_t up_to = heads & (below | 1u << lane);
+      const int start = up_to ? 31 - __clz(int(up_to)) : 0;
+      State tail = run;
+      uint32_t count = length;
+#pragma unroll
+      for (int apart = 1; apart < 32; apart *= 2) {
+        State other = segment_move(tail, [&](uint32_t word) { return __shfl_up_sync(~0u, word, apart); });
+        const uint32_t more = __shfl_up_sync(~0u, count, apart);
+        if (lane - apart >= start) {
+          call.op.join(other, tail);
+          tail = other;
+          count += more;
+        }
+      }
+      State in = segment_move(tail, [&](uint32_t word) { return __shfl_up_sync(~0u, word, 1); });
+      uint32_t more = __shfl_up_sync(~0u, count, 1);
+      if (lane == 0) {
+        in = carry;
+        more = carried;
+      } else if ((heads & below) == 0) {
+        State whole = carry;
+        call.op.join(whole, in);
+        in = whole;
+        more += carried;
+      }
+      State whole = in;
+      if (headed) {
+        call.op.join(whole, lead);
+        if ((heads & below) == 0) {
+          finish_first(before, whole, more + led);
+        } else {
+          finish(before, whole, more + led);
+        }
+        whole = run;
+        more = 0;
+      } else {
+        call.op.join(whole, run);
+      }
+      carry = segment_move(whole, [&](uint32_t word) { return __shfl_sync(~0u, word, 31); });
+      carried = __shfl_sync(~0u, more + length, 31);
+      last = __shfl_sync(~0u, segment, 31);
+      opened |= heads != 0;
+      stage ^= 1;
+      __syncwarp();
     }
-    carry = segment_move(whole, [&](uint32_t word) { return __shfl_sync(~0u, word, 31); });
-    carried = __shfl_sync(~0u, more + length, 31);
-    last = __shfl_sync(~0u, segment, 31);
-    opened |= heads != 0;
-    stage = (stage + 1) % kRunStages;
-    __syncwarp();
+    if (lane == 0) {
+      const bool goes_on = end < call.rows && segment_of(id_behind) == last;
+      SegmentRunEnd how = {kRunNone, 0};
+      if (!opened) {
+        how.passes = goes_on;
+        finish_first(last, carry, carried);
+      } else if (goes_on) {
+        how.segment = last;
+      } else {
+        finish(last, carry, carried);
+      }
+      call.partial[2 * chunk + 1] = carry;
+      call.lengths[2 * chunk + 1] = carried;
+      call.ends[chunk] = how;
+    }
+    chunk = next;
   }
-  if (lane != 0) return;
-  const bool goes_on = end < call.rows && segment_at(end) == last;
-  SegmentRunEnd how = {kRunNone, 0};
-  if (!opened) {
-    how.passes = goes_on;
-    finish_first(last, carry, carried);
-  } else if (goes_on) {
-    how.segment = last;
-    call.partial[2 * chunk + 1] = carry;
-    call.lengths[2 * chunk + 1] = carried;
-  } else {
-    finish(last, carry, carried);
-  }
-  call.ends[chunk] = how;
 }
 
-// Puts the pieces of segments together that go beyond a chunk: a warp for each chunk in which one begins.
+// Puts the pieces of segments together that go beyond a chunk: a lane for each chunk in which one begins, and all lanes
+// of a warp for the chunks behind the next.
 template <class Op>
 __global__ __launch_bounds__(kRunThreads) void join_runs(const __grid_constant__ SegmentRunCall<Op> call) {
   using State = typename Op::State;
   constexpr int kAtOnce = 8;
   const int lane = int(threadIdx.x) & 31;
-  const int64_t chunk = int64_t(blockIdx.x) * kRunWarps + int(threadIdx.x) / 32;
+  const int64_t own = int64_t(blockIdx.x) * kRunThreads + threadIdx.x;
   wait_for_earlier_work();
-  if (chunk >= call.chunks) return;
-  const uint32_t segment = call.ends[chunk].segment;
-  if (segment >= kRunNone) return;
   State state = call.op.identity();
   int64_t length = 0;
-  bool more = true;
-  for (int64_t from = chunk + 1; more; from += 32 * kAtOnce) {
-    State some[kAtOnce];
-    uint32_t lengths[kAtOnce];
-    bool passes[kAtOnce];
+  uint32_t segment = kRunNone;
+  bool longer = false;
+  // Of the last chunk no segment goes on.
+  if (own + 1 < call.chunks) {
+    segment = call.ends[own].segment;
+    longer = call.ends[own + 1].passes != 0 && segment < kRunNone;
+    state = call.partial[2 * own + 1];
+    call.op.join(state, call.partial[2 * own + 2]);
+    length = int64_t(call.lengths[2 * own + 1]) + call.lengths[2 * own + 2];
+  }
+  for (uint32_t rest = __ballot_sync(~0u, longer); rest; rest &= rest - 1) {
+    const int owner = __ffs(int(rest)) - 1;
+    State behind = call.op.identity();
+    int64_t rows = 0;
+    bool more = true;
+    for (int64_t from = own - lane + owner + 2; more; from += 32 * kAtOnce) {
+      State some[kAtOnce];
+      uint32_t lengths[kAtOnce];
+      bool passes[kAtOnce];
 #pragma unroll
-    for (int a = 0; a < kAtOnce; ++a) {
-      const int64_t at = from + a * 32 + lane;
-      passes[a] = false;
-      if (at >= call.chunks) continue;
-      passes[a] = call.ends[at].passes != 0;
-      some[a] = call.partial[2 * at];
-      lengths[a] = call.lengths[2 * at];
-    }
-#pragma unroll
-    for (int a = 0; a < kAtOnce; ++a) {
-      const uint32_t ending = __ballot_sync(~0u, !passes[a]);
-      const int last = ending ? __ffs(int(ending)) - 1 : 31;
-      if (more && lane <= last && from + a * 32 + lane < call.chunks) {
-        call.op.join(state, some[a]);
-        length += lengths[a];
+      for (int a = 0; a < kAtOnce; ++a) {
+        const int64_t at = from + a * 32 + lane;
+        passes[a] = false;
+        if (at >= call.chunks) continue;
+        passes[a] = call.ends[at].passes != 0;
+        some[a] = call.partial[2 * at];
+        lengths[a] = call.lengths[2 * at];
       }
-      more = more && ending == 0;
+#pragma unroll
+      for (int a = 0; a < kAtOnce; ++a) {
+        const uint32_t ending = __ballot_sync(~0u, !passes[a]);
+        const int last = ending ? __ffs(int(ending)) - 1 : 31;
+        if (more && lane <= last && from + a * 32 + lane < call.chunks) {
+          call.op.join(behind, some[a]);
+          rows += lengths[a];
+        }
+        more = more && ending == 0;
+      }
+    }
+    join_lanes(call.op, behind);
+    for (int apart = 16; apart > 0; apart /= 2) rows += __shfl_xor_sync(~0u, rows, apart);
+    if (lane == owner) {
+      call.op.join(state, behind);
+      length += rows;
     }
   }
-  join_lanes(call.op, state);
-  for (int apart = 16; apart > 0; apart /= 2) length += __shfl_xor_sync(~0u, length, apart);
-  State whole[1] = {call.partial[2 * chunk + 1]};
-  call.op.join(whole[0], state);
-  if (lane == 0) call.op.template store<1>(segment, 0, length + call.lengths[2 * chunk + 1], whole);
+  const State whole[1] = {state};
+  if (segment < kRunNone) call.op.template store<1>(segment, 0, length, whole);
 }
 
 // ---------------------------------------------------------------------------------------------------
@@ -545,18 +584,23 @@ void segment_reduce_runs(const SegmentProblem &problem, const SegmentView &input
     return;
   }
   call.whole = call.whole && whole(ids.data, ids.stride);
-  launch(fill_empty<Op>, {ceil_div(problem.segments, kRunThreads), kRunThreads}, stream, call);
-  const Grid grid = {ceil_div(call.chunks, kRunWarps), kRunThreads};
+  call.taken = space.taken;
+  constexpr int64_t kMultiprocessors = 132;
+  constexpr int64_t kFillBlocks = 4;
+  launch(fill_empty<Op>,
+         {std::min(ceil_div(problem.segments, kRunThreads), kMultiprocessors * kFillBlocks), kRunThreads}, stream,
+         call);
   const auto run = [&](auto kernel, size_t warp_bytes) {
     segment_allow_shared(reinterpret_cast<const void *>(kernel), kRunWarps * warp_bytes);
-    launch(kernel, {grid.blocks, grid.threads, kRunWarps * warp_bytes, true}, stream, call);
+    const int64_t blocks = std::min(ceil_div(call.chunks, kRunWarps), kMultiprocessors * kRunBlocks);
+    launch(kernel, {blocks, kRunThreads, kRunWarps * warp_bytes, true}, stream, call);
   };
   if (ids.wide) {
     run(reduce_runs<Op, int64_t>, kRunBytes<Op, int64_t>);
   } else {
     run(reduce_runs<Op, int32_t>, kRunBytes<Op, int32_t>);
   }
-  launch(join_runs<Op>, {grid.blocks, grid.threads, 0, true}, stream, call);
+  launch(join_runs<Op>, {ceil_div(call.chunks, kRunThreads), kRunThreads, 0, true}, stream, call);
 }
 
 }  // namespace baracuda
