@@ -239,17 +239,19 @@ void segment_reduce_shared(const SegmentProblem &problem, const SegmentView &inp
   if (problem.kind == SegmentKind::min) call.signs = kBytes == 2 ? 0x80008000u : 0x80000000u;
   call.whole = segment_aligned(input, 16 / kBytes, kBytes);
   call.zeroed = zeroed;
-  const auto run = [&](auto kernel) {
-    const size_t shared = segment_shared_bytes(problem, Op::kRows);
+  const bool streams = space.few.streams && call.whole && call.input.row == problem.columns;
+  const auto run = [&](auto with_stream, auto without) {
+    const auto kernel = streams ? with_stream : without;
+    const size_t shared = segment_shared_bytes(problem, Op::kRows) + (streams ? kStreamBytes : 0);
     segment_allow_shared(reinterpret_cast<const void *>(kernel), shared);
     launch(kernel, {call.parts, kSharedThreads, shared}, stream, call);
   };
   if constexpr (kBytes == 4) {
-    run(segment_shared<Op, SegmentLanes::float32>);
+    run(segment_shared<Op, SegmentLanes::float32, true>, segment_shared<Op, SegmentLanes::float32, false>);
   } else if (problem.dtype == DTypeOf<bfloat16>::value) {
-    run(segment_shared<Op, SegmentLanes::bfloat16>);
+    run(segment_shared<Op, SegmentLanes::bfloat16, true>, segment_shared<Op, SegmentLanes::bfloat16, false>);
   } else {
-    run(segment_shared<Op, SegmentLanes::float16>);
+    run(segment_shared<Op, SegmentLanes::float16, true>, segment_shared<Op, SegmentLanes::float16, false>);
   }
   segment_launch_join<Op>(call, stream);
 }
