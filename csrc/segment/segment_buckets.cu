@@ -188,6 +188,13 @@ int64_t shared_parts(const SegmentProblem &problem, bool with_rows, int64_t most
   return std::max(std::min(parts, kMultiprocessors * kSharedBlocks), ceil_div(problem.rows, kSharedMostRows));
 }
 
+// How many rows of each lane a batch has where rows stream, or 0: as many as the room for all batches allows.
+int stream_rows(const SegmentProblem &problem, int across, int64_t room) {
+  if (!DeviceGuard::kernels_can_wait() || stream_bytes(kStreamFew) > room) return 0;
+  const bool many = problem.dtype.bits == 16 && kStreamMany * 32 / across <= 32 && stream_bytes(kStreamMany) <= room;
+  return many ? kStreamMany : kStreamFew;
+}
+
 }  // namespace
 
 size_t segment_few_bytes(const SegmentProblem &problem, size_t state, int vector) {
@@ -216,8 +223,8 @@ void segment_take_cells(Workspace &workspace, const SegmentProblem &problem, siz
     space.cells = SegmentCells::shared;
     space.few.across = segment_across(problem.columns, segment_vector(problem));
     space.few.parts = int(parts);
-    space.few.streams =
-        DeviceGuard::kernels_can_wait() && int64_t(segment_shared_bytes(problem, with_rows)) + kStreamBytes <= most;
+    const int64_t room = most - int64_t(segment_shared_bytes(problem, with_rows));
+    space.few.stream_rows = stream_rows(problem, space.few.across, room);
     space.partial = workspace.take<std::byte>(parts * problem.segments * problem.columns * int64_t(state));
     return;
   }

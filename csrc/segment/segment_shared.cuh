@@ -16,11 +16,15 @@ constexpr int kSharedRowsAtOnce = 8;  // of a lane
 // What a cell of 16-bit floats has room for beside the key.
 constexpr int64_t kSharedMostRows = 1 << 16;
 
-// Where there is room, each warp has rows on their way into shared memory, a few to a lane, in turns.
-constexpr int kStreamRows = 4;
+// Where there is room beside the cells, rows come through the copy engine: a warp's in batches, two of which are on
+// their way in turns. Of 16-bit floats, which take longer to look at, a lane has more rows of a batch.
 constexpr int kStreamTurns = 2;
-constexpr int kStreamBatchBytes = 32 * kStreamRows * 16;
-constexpr int64_t kStreamBytes = int64_t(kSharedThreads / 32) * kStreamTurns * kStreamBatchBytes;
+constexpr int kStreamFew = 2;
+constexpr int kStreamMany = 4;
+constexpr int stream_batch_bytes(int stream_rows) { return stream_rows * 32 * 16; }
+constexpr int64_t stream_bytes(int stream_rows) {
+  return int64_t(kSharedThreads / 32) * kStreamTurns * stream_batch_bytes(stream_rows);
+}
 
 // The key and, below it, the row of the part, the lowest of which is highest. No float has the key 0.
 constexpr int segment_shared_cell(int element_bits, bool rows) { return rows && element_bits == 32 ? 8 : 4; }
@@ -52,14 +56,15 @@ struct SegmentSharedCall : SegmentPartsCall<Op> {
   SegmentView zeroed;  // as large as the input, or without data
 };
 
-template <class Op, SegmentLanes kLanes, bool kStreams>
+// kStreamRows: of a lane, in a batch; 0 where rows don't stream.
+template <class Op, SegmentLanes kLanes, int kStreamRows>
 __global__ __launch_bounds__(kSharedThreads,
                              kSharedBlocks) void segment_shared(const __grid_constant__ SegmentSharedCall<Op> call) {
   using Element = typename Op::Element;
   using State = typename Op::State;
   constexpr int kVector = 16 / sizeof(Element);
   constexpr bool kPairs = kLanes != SegmentLanes::float32;
-  constexpr int kRows = kStreams ? kStreamRows : kSharedRowsAtOnce;
+  constexpr int kRows = kStreamRows > 0 ? kStreamRows : kSharedRowsAtOnce;
   constexpr uint32_t kNowhere = ~uint32_t(0);
   using Cell =
       std::conditional_t<segment_shared_cell(8 * sizeof(Element), Op::kRows) == 8, unsigned long long, uint32_t>;
@@ -82,12 +87,11 @@ __global__ __launch_bounds__(kSharedThreads,
   const Element *input =
       static_cast<const Element *>(call.input.data) + begin * call.input.row + lane * kVector * call.input.column;
   const auto forget = [&](int row) {
-    if (!call.zeroed.data) return;
     Element *to = static_cast<Element *>(call.zeroed.data) + (begin + row) * call.zeroed.row + lane * kVector;
     __stcs(reinterpret_cast<uint4 *>(to), uint4());
   };
   const auto add = [&](uint32_t id, const uint4 &word, int row) {
-    Cells *own = cells + id * uint32_t(lanes * kParts) + lane;
+    Cells *own = cells + (id == kNowhere ? 0 : id) * uint32_t(lanes * kParts) + lane;
     const uint32_t words[4] = {word.x, word.y, word.z, word.w};
     Cell found[kVector];
 #pragma unroll
@@ -111,7 +115,7 @@ __global__ __launch_bounds__(kSharedThreads,
 #pragma unroll
       for (int c = 0; c < kInCells; ++c) above |= found[p * kInCells + c] > known[p].value[c];
     }
-    if (!above) return;
+    if (!above || id == kNowhere) return;
 #pragma unroll
     for (int p = 0; p < kParts; ++p) {
 #pragma unroll
@@ -120,17 +124,18 @@ __global__ __launch_bounds__(kSharedThreads,
     }
   };
 
-  if constexpr (kStreams) {
+  if constexpr (kStreamRows > 0) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     __shared__ uint64_t gates[kSharedThreads / 32][kStreamTurns];
-    // No more rows than lanes, each of which knows the id of one.
-    const int each = min(kRows, call.across);
-    const int batch = each * beside;
+    constexpr int kBatchBytes = stream_batch_bytes(kStreamRows);
+    // No more than a warp has lanes, each of which knows the id of one.
+    const int batch = kRows * beside;
     const int row_bytes = lanes * 16;
-    std::byte *ring = reinterpret_cast<std::byte *>(segment_memory) + size * int(sizeof(Cell)) +
-                      warp * kStreamTurns * kStreamBatchBytes;
+    std::byte *ring =
+        reinterpret_cast<std::byte *>(segment_memory) + size * int(sizeof(Cell)) + warp * kStreamTurns * kBatchBytes;
     const std::byte *from = static_cast<const std::byte *>(call.input.data) + begin * row_bytes;
     const int own_row = int(threadIdx.x) & 31;
+    const int own_bytes = among * row_bytes + min(lane, lanes - 1) * 16;
     int64_t ids[kStreamTurns];
     const auto fetch = [&](int turn, int first) {
       const int count = min(batch, rows - first);
@@ -138,7 +143,7 @@ __global__ __launch_bounds__(kSharedThreads,
       ids[turn] = call.ids[begin + first + min(own_row, count - 1)];
       if (own_row == 0) {
         arrive_and_announce(&gates[warp][turn], uint32_t(count * row_bytes));
-        bulk_load(ring + turn * kStreamBatchBytes, from + int64_t(first) * row_bytes, uint32_t(count * row_bytes),
+        bulk_load(ring + turn * kBatchBytes, from + int64_t(first) * row_bytes, uint32_t(count * row_bytes),
                   &gates[warp][turn]);
       }
     };
@@ -158,27 +163,26 @@ __global__ __launch_bounds__(kSharedThreads,
       for (int t = 0; t < kStreamTurns; ++t) {
         const int first = base + t * step;
         if (first >= rows) break;
-        pass(&gates[warp][t], parity);
         const bool counts = first + own_row < rows && uint64_t(ids[t]) < uint64_t(call.segments);
         const uint32_t own_id = counts ? uint32_t(ids[t]) : kNowhere;
+        pass(&gates[warp][t], parity);
         uint4 word[kRows];
         uint32_t id[kRows];
 #pragma unroll
         for (int r = 0; r < kRows; ++r) {
-          const int at = r * beside + among;
-          id[r] = __shfl_sync(~0u, own_id, at & 31);
-          if (r >= each || lane >= lanes) id[r] = kNowhere;
-          if (id[r] != kNowhere)
-            word[r] = *reinterpret_cast<const uint4 *>(ring + t * kStreamBatchBytes + at * row_bytes + lane * 16);
+          id[r] = __shfl_sync(~0u, own_id, r * beside + among);
+          if (lane >= lanes) id[r] = kNowhere;
+          word[r] = *reinterpret_cast<const uint4 *>(ring + t * kBatchBytes + r * beside * row_bytes + own_bytes);
         }
         __syncwarp();
         fetch(t, first + kStreamTurns * step);
+        if (call.zeroed.data) {
 #pragma unroll
-        for (int r = 0; r < kRows; ++r) {
-          const int row = first + r * beside + among;
-          if (r < each && lane < lanes && row < rows) forget(row);
-          if (id[r] != kNowhere) add(id[r], word[r], row);
+          for (int r = 0; r < kRows; ++r)
+            if (lane < lanes && first + r * beside + among < rows) forget(first + r * beside + among);
         }
+#pragma unroll
+        for (int r = 0; r < kRows; ++r) add(id[r], word[r], first + r * beside + among);
       }
     }
 #endif
@@ -218,9 +222,11 @@ __global__ __launch_bounds__(kSharedThreads,
       } else {
         load_ids(static_cast<const int32_t *>(call.ids.data));
       }
+      if (call.zeroed.data) {
 #pragma unroll
-      for (int r = 0; r < kRows; ++r)
-        if (row(r) < count) forget(row(r));
+        for (int r = 0; r < kRows; ++r)
+          if (row(r) < count) forget(row(r));
+      }
 #pragma unroll
       for (int r = 0; r < kRows; ++r)
         if (id[r] != kNowhere) add(id[r], word[r], row(r));
