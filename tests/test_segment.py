@@ -473,6 +473,7 @@ def test_ids_are_sorted(backend: Backend, rows: int, segments: int, how: str, in
         ("buckets", (16400, 1, 4000)),
         ("few", (17000, 2, 30)),
         ("few", (16384, 8, 5)),
+        ("shared", (70000, 16, 3)),
         ("shared", (70000, 24, 90)),
         ("shared", (70001, 16, 80)),
     ],

@@ -79,12 +79,14 @@ __device__ __forceinline__ void segment_load_ids(const SegmentIndices &ids, int6
 // How many columns' marks are in a word.
 constexpr int kSegmentMarked = 32;
 
-// How few segments are shared out: lanes side by side, `vector` columns each, tiles of columns, parts of rows.
+// How few segments are shared out: lanes side by side, `vector` columns each, tiles of columns, parts of rows, and how
+// many rows a lane has on their way at once.
 struct SegmentFew {
   int vector = 1;
   int across = 1;
   int tiles = 1;
   int parts = 1;
+  int stream_rows = 0;
 };
 
 // Rows of one column by `count` buckets of 2^cell_bits neighbouring segments, in tiles. Buckets of more than `piece`

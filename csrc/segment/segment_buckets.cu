@@ -183,14 +183,19 @@ int64_t shared_bytes() {
 int64_t shared_parts(const SegmentProblem &problem, bool with_rows, int64_t most) {
   constexpr int64_t kFewestRows = 1024;
   const int vector = segment_vector(problem);
-  // Narrow elements of sorted rows are faster where they are.
-  if (problem.ids == SegmentIds::sorted && problem.dtype.bits == 16 && !with_rows) return 0;
   if (!problem.extreme() || problem.ids == SegmentIds::offsets || vector * problem.dtype.bits != 128 ||
       problem.columns > 32 * vector || int64_t(segment_shared_bytes(problem, with_rows)) * kSharedBlocks > most)
     return 0;
   const int64_t parts = problem.rows / std::max(kFewestRows, 8 * problem.segments);
   if (parts < kMultiprocessors / 2) return 0;
   return std::max(std::min(parts, kMultiprocessors * kSharedBlocks), ceil_div(problem.rows, kSharedMostRows));
+}
+
+// How many rows of each lane a batch has where rows stream, or 0: as many as the room for all batches allows.
+int stream_rows(const SegmentProblem &problem, int across, int64_t room) {
+  if (!DeviceGuard::kernels_can_wait() || stream_bytes(kStreamFew) > room) return 0;
+  const bool many = problem.dtype.bits == 16 && kStreamMany * 32 / across <= 32 && stream_bytes(kStreamMany) <= room;
+  return many ? kStreamMany : kStreamFew;
 }
 
 }  // namespace
@@ -219,6 +224,16 @@ void segment_take_cells(Workspace &workspace, const SegmentProblem &problem, siz
   const int vector = problem.columns > 32 ? 2 : 1;
   // With fewer blocks side by side, sorting was faster.
   constexpr int64_t kFewestBlocks = 3;
+  const bool with_rows = state > sizeof(uint32_t);
+  if (const int64_t parts = shared_parts(problem, with_rows, most); parts > 0) {
+    space.cells = SegmentCells::shared;
+    space.few.across = segment_across(problem.columns, segment_vector(problem));
+    space.few.parts = int(parts);
+    const int64_t room = most - int64_t(segment_shared_bytes(problem, with_rows));
+    space.few.stream_rows = stream_rows(problem, space.few.across, room);
+    space.partial = workspace.take<std::byte>(parts * problem.segments * problem.columns * int64_t(state));
+    return;
+  }
   if (problem.segments < kFewSegments && problem.ids != SegmentIds::offsets && bytes(vector) * kFewestBlocks <= most) {
     space.cells = SegmentCells::few;
     SegmentFew &few = space.few;
@@ -231,13 +246,6 @@ void segment_take_cells(Workspace &workspace, const SegmentProblem &problem, siz
         int(std::clamp<int64_t>(blocks / few.tiles, 1, ceil_div(problem.rows, kFewRows * kFewThreads / few.across)));
     space.partial = workspace.take<std::byte>(few.parts * problem.segments * problem.columns * int64_t(state));
     space.counts = workspace.take<uint32_t>(few.parts * problem.segments);
-    return;
-  }
-  if (const int64_t parts = shared_parts(problem, state > sizeof(uint32_t), most); parts > 0) {
-    space.cells = SegmentCells::shared;
-    space.few.across = segment_across(problem.columns, segment_vector(problem));
-    space.few.parts = int(parts);
-    space.partial = workspace.take<std::byte>(parts * problem.segments * problem.columns * int64_t(state));
     return;
   }
   if (problem.columns != 1 || problem.segments > kSegmentMostRows) return;
@@ -284,7 +292,6 @@ void segment_take_cells(Workspace &workspace, const SegmentProblem &problem, siz
       buckets.count >= 128 ? 2 * ceil_div(problem.rows, buckets.count) : ceil_div(problem.rows, kMultiprocessors),
       kBucketTile));
   buckets.units = buckets.count + ceil_div(problem.rows, buckets.piece);
-  const bool with_rows = problem.extreme() && state == 8;
   const int element = problem.dtype.bits / 8;
   const int place = with_rows ? 4 : 2;
   if (int64_t(tile_bytes(buckets, element, place, sizeof(int64_t))) + kTileCounterBytes > most) return;

@@ -239,17 +239,26 @@ void segment_reduce_shared(const SegmentProblem &problem, const SegmentView &inp
   if (problem.kind == SegmentKind::min) call.signs = kBytes == 2 ? 0x80008000u : 0x80000000u;
   call.whole = segment_aligned(input, 16 / kBytes, kBytes);
   call.zeroed = zeroed;
+  const int stream_rows = call.whole && call.input.row == problem.columns ? space.few.stream_rows : 0;
   const auto run = [&](auto kernel) {
-    const size_t shared = segment_shared_bytes(problem, Op::kRows);
+    const size_t shared = segment_shared_bytes(problem, Op::kRows) + size_t(stream_bytes(stream_rows));
     segment_allow_shared(reinterpret_cast<const void *>(kernel), shared);
     launch(kernel, {call.parts, kSharedThreads, shared}, stream, call);
   };
+  const auto choose = [&](auto lanes) {
+    constexpr SegmentLanes kLanes = decltype(lanes)::value;
+    if (stream_rows == 0) return run(segment_shared<Op, kLanes, 0>);
+    if constexpr (kBytes == 2) {
+      if (stream_rows == kStreamMany) return run(segment_shared<Op, kLanes, kStreamMany>);
+    }
+    run(segment_shared<Op, kLanes, kStreamFew>);
+  };
   if constexpr (kBytes == 4) {
-    run(segment_shared<Op, SegmentLanes::float32>);
+    choose(std::integral_constant<SegmentLanes, SegmentLanes::float32>());
   } else if (problem.dtype == DTypeOf<bfloat16>::value) {
-    run(segment_shared<Op, SegmentLanes::bfloat16>);
+    choose(std::integral_constant<SegmentLanes, SegmentLanes::bfloat16>());
   } else {
-    run(segment_shared<Op, SegmentLanes::float16>);
+    choose(std::integral_constant<SegmentLanes, SegmentLanes::float16>());
   }
   segment_launch_join<Op>(call, stream);
 }

@@ -73,36 +73,79 @@ __global__ __launch_bounds__(kSegmentThreads) void mark_rises(SortedIds ids, Seg
   }
 }
 
-// Offsets alone. The block passes together what is passed at once and much, each time less than all segments.
-__global__ __launch_bounds__(kSegmentThreads) void find_rises(SortedIds ids, int64_t rows, SegmentNumbers offsets) {
-  __shared__ int64_t passed[kSegmentThreads * kRowsAtOnce];
-  __shared__ int found;
-  if (threadIdx.x == 0) found = 0;
+// Offsets alone, from ids two neighbours at a time. The block passes together what is passed at once and much, each
+// time less than all segments.
+constexpr int kRisePairs = 4;
+constexpr int kRiseRows = 2 * kRisePairs * kSegmentThreads;
+
+template <class Id>
+__global__ __launch_bounds__(kSegmentThreads) void find_rises(const Id *ids, int64_t stride, bool paired, int64_t rows,
+                                                              int64_t segments, SegmentNumbers offsets) {
+  using Pair = std::conditional_t<sizeof(Id) == 8, longlong2, int2>;
+  __shared__ uint16_t rises[kRiseRows];
+  __shared__ uint16_t passed[kRiseRows];
+  __shared__ int found[2];
+  if (threadIdx.x < 2) found[threadIdx.x] = 0;
   __syncthreads();
   let_next_kernel_start();
-  const int64_t first = int64_t(blockIdx.x) * kSegmentThreads * kRowsAtOnce + threadIdx.x;
-  int64_t id[kRowsAtOnce];
-  int64_t before[kRowsAtOnce];
-  ids.load(first, rows, id);
-  ids.load(first - 1, rows, before);
+  const int lane = int(threadIdx.x) & 31;
+  const int64_t base = int64_t(blockIdx.x) * kRiseRows;
+  const auto place_of = [&](int p) { return 2 * (p * kSegmentThreads + int(threadIdx.x)); };
+  const auto load = [&](int64_t row) { return ids[max(min(row, rows - 1), int64_t(0)) * stride]; };
+  Id before[kRisePairs];
+  Id id[kRisePairs][2];
 #pragma unroll
-  for (int r = 0; r < kRowsAtOnce; ++r) {
-    const int64_t row = first + r * kSegmentThreads;
-    if (row > rows) break;
-    if (row == rows) id[r] = ids.segments;
-    if (id[r] - before[r] > kMostPassed) {
-      passed[atomicAdd(&found, 1)] = row;
+  for (int p = 0; p < kRisePairs; ++p) {
+    const int64_t row = base + place_of(p);
+    if (paired && row + 1 < rows) {
+      const Pair pair = *reinterpret_cast<const Pair *>(ids + row);
+      id[p][0] = pair.x;
+      id[p][1] = pair.y;
     } else {
-      for (int64_t segment = before[r] + 1; segment <= id[r]; ++segment) offsets.set(segment, row);
+      id[p][0] = load(row);
+      id[p][1] = load(row + 1);
+    }
+    if (lane == 0) before[p] = load(row - 1);
+  }
+  // The first row and what is behind the last count as rises.
+  const int last = int(min(rows - base, int64_t(kRiseRows)));
+#pragma unroll
+  for (int p = 0; p < kRisePairs; ++p) {
+    const Id neighbour = __shfl_up_sync(~0u, id[p][1], 1);
+    if (lane > 0) before[p] = neighbour;
+    const int place = place_of(p);
+    const bool first = id[p][0] != before[p] || base + place == 0 || place == last;
+    const bool second = id[p][1] != id[p][0] || place + 1 == last;
+    const int count = (first && place <= last) + (second && place + 1 <= last);
+    if (count == 0) continue;
+    int at = atomicAdd(&found[0], count);
+    if (first && place <= last) rises[at++] = uint16_t(place);
+    if (second && place + 1 <= last) rises[at] = uint16_t(place + 1);
+  }
+  __syncthreads();
+  // What segments begin at a row.
+  const auto bounds = [&](int64_t row, int64_t &from, int64_t &to) {
+    const auto inside = [&](int64_t id) { return id < 0 ? -1 : min(id, segments); };
+    from = row == 0 ? 0 : inside(load(row - 1)) + 1;
+    to = row == rows ? segments : inside(load(row));
+  };
+  int64_t from;
+  int64_t to;
+  for (int r = threadIdx.x; r < found[0]; r += kSegmentThreads) {
+    const int64_t row = base + rises[r];
+    bounds(row, from, to);
+    if (to - from >= kMostPassed) {
+      passed[atomicAdd(&found[1], 1)] = rises[r];
+    } else {
+      for (int64_t segment = from; segment <= to; ++segment) offsets.set(segment, row);
     }
   }
   __syncthreads();
   // Ids that rise again and again, where they must not fall, must not make more of it.
-  int64_t left = ids.segments + 1;
-  for (int p = 0; p < found; ++p) {
-    const int64_t row = passed[p];
-    const int64_t from = row == 0 ? 0 : ids[row - 1] + 1;
-    const int64_t to = row == rows ? ids.segments : ids[row];
+  int64_t left = segments + 1;
+  for (int p = 0; p < found[1]; ++p) {
+    const int64_t row = base + passed[p];
+    bounds(row, from, to);
     left -= to + 1 - from;
     if (left < 0) return;
     for (int64_t segment = from + threadIdx.x; segment <= to; segment += kSegmentThreads) offsets.set(segment, row);
@@ -228,8 +271,16 @@ SegmentGroups segment_groups(const SegmentProblem &problem, const SegmentIndices
 
 SegmentIndices segment_offsets(const SegmentProblem &problem, const SegmentIndices &ids, const SegmentSpace &space,
                                Stream stream) {
-  launch(find_rises, {ceil_div(problem.rows + 1, kSegmentThreads * kRowsAtOnce), kSegmentThreads}, stream,
-         SortedIds{nullptr, ids, problem.segments}, problem.rows, space.offsets);
+  const auto run = [&](const auto *from) {
+    const bool paired = ids.stride == 1 && reinterpret_cast<uintptr_t>(from) % (2 * sizeof *from) == 0;
+    launch(find_rises<std::remove_cvref_t<decltype(*from)>>, {ceil_div(problem.rows + 1, kRiseRows), kSegmentThreads},
+           stream, from, ids.stride, paired, problem.rows, problem.segments, space.offsets);
+  };
+  if (ids.wide) {
+    run(static_cast<const int64_t *>(ids.data));
+  } else {
+    run(static_cast<const int32_t *>(ids.data));
+  }
   return as_indices(space.offsets);
 }
 
