@@ -19,6 +19,8 @@ struct Tuning {
   static constexpr int kWidest = Bytes<typename Op::Inputs>::widest();
   // A lane's elements of a row.
   static constexpr int kRun = kWidest == 8 ? 8 : kWidest == 2 ? 32 : 16;
+  // Of a row that takes less time than it takes to begin: what is read at once.
+  static constexpr int kShortRun = 16 / kWidest;
   // One output as wide as the inputs, from few registers.
   static constexpr bool kPlain =
       std::is_same_v<typename Op::Acc, float> && Op::Outputs::size == 1 && Bytes<typename Op::Outputs>::all(kWidest);
@@ -26,23 +28,28 @@ struct Tuning {
                                     : kPlain && !Op::kBased && (kWidest == 4 || kRestarts<Op>) ? 3
                                                                                                : 2;
   static constexpr bool kLargeMap = sizeof(typename Op::Map) >= 16;
-  // Long rows stream where all operands have elements of one size and results find room in the inputs' place. Tiles are
-  // then of one shape whatever kernel takes them, so that alignment doesn't show.
-  static constexpr bool kStreams = Op::Outputs::size <= kInputs && Bytes<typename Op::Inputs>::all(kWidest) &&
-                                   Bytes<typename Op::Outputs>::all(kWidest) &&
-                                   std::is_floating_point_v<typename Op::Acc> && !Op::kRare;
+  // Results and where they come from, which take several times the room of an input.
+  static constexpr bool kIndices = Op::kPosition && Op::Outputs::size > kInputs;
+  // Long rows stream where all operands have elements of one size and results find room in the inputs' place, or are
+  // indices. Tiles are then of one shape whatever kernel takes them, so that alignment doesn't show.
+  static constexpr bool kStreams =
+      Bytes<typename Op::Inputs>::all(kWidest) &&
+      (kIndices || (Op::Outputs::size <= kInputs && Bytes<typename Op::Outputs>::all(kWidest))) &&
+      std::is_floating_point_v<typename Op::Acc> && !Op::kRare;
   // What is worked out for a tile but not for each element is worth a large one, and what is worked out for each lane a
   // long run; but several tiles must be on their way while others wait for what comes before them.
-  static constexpr int kLongRun = kStreams ? (kInputs == 3 ? 48 : 112) / kWidest : kRun;
-  static constexpr int kLongWarps = !kStreams || kInputs == 1 ? 8 : kInputs == 2 ? 4 : 12;
+  static constexpr int kLongRun = kStreams ? (kInputs == 3 || kIndices ? 48 : 112) / kWidest : kRun;
+  static constexpr int kLongWarps = kStreams && (kInputs == 2 || (kIndices && kWidest == 2)) ? 4
+                                    : kStreams && kInputs == 3                                ? 12
+                                                                                              : 8;
   static constexpr int kLongBlocks = !kStreams      ? (kInputs > 1 || kLargeMap ? 2 : 4)
                                      : kInputs == 3 ? 1
                                      : kInputs == 2 ? 3
                                                     : 2;
   // Of the streaming kernel: groups of warps that take tiles in turn, stages, and how many tiles a group reduces ahead.
   static constexpr int kLongGroups = kInputs == 3 ? 1 : 2;
-  static constexpr int kLongStages = kInputs == 3 ? 4 : 8;
-  static constexpr int kLongAhead = 2;
+  static constexpr int kLongStages = kInputs == 3 ? 4 : kIndices ? 6 : 8;
+  static constexpr int kLongAhead = kIndices ? 1 : 2;
   // Narrow integers are many kinds of kernels for few uses, so theirs are small.
   static constexpr bool kSmall = std::is_same_v<typename Op::Acc, int64_t> && kWidest < 4;
   // Columns of a thread: eight bytes, but not more than four, and two where there are several inputs.
@@ -114,21 +121,31 @@ inline void allow_shared(const void *kernel, size_t bytes) {
                "cudaFuncSetAttribute");
 }
 
-template <class Op, int kRun = Tuning<Op>::kRun, int kBlocks = Tuning<Op>::kRowBlocks>
+// So few elements that the time is that of one run and of what is folded after it: runs are short then.
+constexpr int kShortWarps = 32;
+constexpr int64_t kFewElements = int64_t(1) << 17;
+template <class Op>
+bool brief(const Geometry &g) {
+  return g.length <= kShortWarps * kWarp * Tuning<Op>::kShortRun && g.rows * g.length <= kFewElements;
+}
+
+template <class Op, int kRun = Tuning<Op>::kRun, int kBlocks = Tuning<Op>::kRowBlocks, int kWarps = 8>
 void launch_rows(const Op &op, const Geometry &g, Stream stream) {
   using Row = Share<Op, kRun>;
   // Tiles of equal numbers of warps, a power of two so that a block's warps are all at work.
-  const int64_t tiles = ceil_div(g.length, kRowWarps * Row::kItems);
+  const int64_t tiles = ceil_div(g.length, kWarps * Row::kItems);
   const int warps = int(std::bit_ceil(uint64_t(ceil_div(ceil_div(g.length, tiles), Row::kItems))));
   // Lanes of a row that takes less than a warp.
   const int lanes = warps > 1 ? kWarp : int(std::bit_ceil(uint64_t(ceil_div(g.length, kRun))));
   const int shift = std::bit_width(unsigned(lanes * kRun)) - 1;
-  const int64_t rows = warps > 1 ? kRowWarps / warps : kRowWarps * (kWarp / lanes);
-  const auto kernel = scan_rows<Op, kRun, kBlocks>;
-  const size_t bytes = size_t(kRowWarps) * Row::kStageBytes;
+  // No more warps than there are rows for.
+  const int64_t warp_rows = kWarp / lanes;
+  const int block_warps = int(std::min<int64_t>(std::max(warps, 8), ceil_div(g.rows, warp_rows) * warps));
+  const auto kernel = scan_rows<Op, kRun, kWarps, kBlocks>;
+  const size_t bytes = size_t(block_warps) * Row::kStageBytes;
   allow_shared(reinterpret_cast<const void *>(kernel), bytes);
-  launch(kernel, {ceil_div(g.rows, rows), kRowWarps * kWarp, bytes, true}, stream, op, g, accesses_of<Op, kRun>(g),
-         std::countr_zero(unsigned(warps)), shift);
+  launch(kernel, {ceil_div(g.rows, block_warps / warps * warp_rows), block_warps * kWarp, bytes, true}, stream, op, g,
+         accesses_of<Op, kRun>(g), std::countr_zero(unsigned(warps)), shift);
 }
 
 // Before a kernel that starts early.

@@ -107,6 +107,8 @@ struct Share {
                                      : Bytes<typename Op::Outputs>::widest();
   // A warp's room for one operand.
   static constexpr int kStageBytes = kItems * kWidest;
+  // Runs of one piece are told apart one by one, longer ones by the warp.
+  static constexpr bool kShort = kRun * Bytes<typename Op::Inputs>::widest() <= 16;
   // Of a warp that has no more than one row, which may hold other numbers than powers of two.
   static constexpr int kShift = std::bit_width(unsigned(kItems - 1));
   __device__ __forceinline__ static Slots one_row(const Geometry &g, int64_t row, int64_t first) {
@@ -123,6 +125,10 @@ struct Share {
   }
   __device__ __forceinline__ static bool whole_run(const Slots &slots, int lane) {
     return ((lane * kRun) >> slots.shift) < slots.rows && slots.place(lane * kRun) + kRun <= slots.left;
+  }
+  // Whether runs go to memory and back in whole pieces.
+  __device__ __forceinline__ static bool pieces(const Slots &slots, int lane) {
+    return __all_sync(kAll, whole_run(slots, lane) || (kShort && left_of(slots, lane) <= 0));
   }
   // From the first slots of each lane's row, where a slot's element is in memory.
   template <class T>
@@ -177,15 +183,17 @@ struct Share {
   // All at once.
   __device__ __forceinline__ void load(const Op &op, const Geometry &g, const Accesses &access, const Slots &slots,
                                        const Rows &rows, std::byte *stage, int lane) {
-    const bool full = __all_sync(kAll, whole_run(slots, lane));
+    const bool whole = pieces(slots, lane);
     const A behind = behind_share(g, slots, rows, lane);
-    if (full && access.vectors) {
+    if (whole && access.vectors) {
       // All loads are under way before the first is waited for.
       for_each<kInputs>([&](auto k) {
         using T = at<k(), typename Op::Inputs>;
         const T *own = own_row<const T>(g, k(), slots, rows);
         const int place = slots.place(lane * kRun);
-        held<k()>(raw).load(access.of[k()] == kBackward ? own - (place + kRun - 1) : own + place);
+        if (kShort) held<k()>(raw) = {};
+        if (!kShort || whole_run(slots, lane))
+          held<k()>(raw).load(access.of[k()] == kBackward ? own - (place + kRun - 1) : own + place);
       });
       for_each<kInputs>([&](auto k) { held<k()>(raw).turn_if(access.of[k()] == kBackward); });
     } else {
@@ -361,6 +369,14 @@ struct Share {
   __device__ __forceinline__ static void store_one(const Slots &slots, U *own, int64_t step, bool vectors,
                                                    bool backward, Packed<U, kRun> &run, std::byte *stage, int lane) {
     using P = Packed<U, kRun>;
+    if constexpr (P::kPieces == 1) {
+      if (vectors) {
+        run.turn_if(backward);
+        const int place = slots.place(lane * kRun);
+        if (!kShort || whole_run(slots, lane)) run.store(backward ? own - (place + kRun - 1) : own + place);
+        return;
+      }
+    }
     const int first = mixed<P::kPieces>(lane * P::kPieces);
 #pragma unroll
     for (int p = 0; p < P::kPieces; ++p) {
@@ -379,14 +395,15 @@ struct Share {
 #pragma unroll
         for (int p = 0; p < P::kPieces; ++p) {
           piece[p].turn_if(backward);
-          piece[p].store(to + p * onward);
+          if (!kShort || slots.exists((p * kWarp + lane) * P::kPieceItems)) piece[p].store(to + p * onward);
         }
       } else {
 #pragma unroll
         for (int p = 0; p < P::kPieces; ++p) {
           U *to = address(slots, own, step, (p * kWarp + lane) * P::kPieceItems);
           piece[p].turn_if(backward);
-          piece[p].store(backward ? to - (P::kPieceItems - 1) : to);
+          if (!kShort || slots.exists((p * kWarp + lane) * P::kPieceItems))
+            piece[p].store(backward ? to - (P::kPieceItems - 1) : to);
         }
       }
     } else {
@@ -432,14 +449,14 @@ struct Share {
   }
   __device__ __forceinline__ void finish(const Op &op, const Geometry &g, const Accesses &access, const Slots &slots,
                                          const Rows &rows, typename Op::Value value, std::byte *stage, int lane) {
-    const bool full = __all_sync(kAll, whole_run(slots, lane));
+    const bool whole = pieces(slots, lane);
     Held<typename Op::Outputs, kRun> outputs;
     this->outputs(op, g, slots, value, lane, outputs, reader(g, slots, rows, lane));
     for_each<Op::Outputs::size>([&](auto k) {
       using U = at<k(), typename Op::Outputs>;
       constexpr int slot = kInputs + k();
       if (Op::Outputs::size == 1 || g.data[slot])
-        store_one(slots, own_row<U>(g, slot, slots, rows), g.step[slot], full && access.of[slot] != kStrided,
+        store_one(slots, own_row<U>(g, slot, slots, rows), g.step[slot], whole && access.of[slot] != kStrided,
                   access.of[slot] == kBackward, held<k()>(outputs), stage, lane);
     });
   }
