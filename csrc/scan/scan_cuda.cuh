@@ -79,13 +79,13 @@ struct CudaKernels {
       if (path == Path::columns) return launch_columns(op, g, base, stream);
     }
     if constexpr (!Op::kRare && !Tuning<Op>::kSmall) {
-      if (brief<Op>(g)) return launch_rows<Op, Tuning<Op>::kShortRun, 1, kShortWarps>(op, g, stream);
+      if (brief<Op>(g)) return launch_rows<Op, Tuning<Op>::kShortRun, 2>(op, g, stream);
     }
     launch_rows(op, g, stream);
   }
 
   static std::string arch(const char *plan) {
-    return kernel_arch(plan, reinterpret_cast<const void *>(scan_rows<Op, Tuning<Op>::kRun, 8, Tuning<Op>::kRowBlocks>));
+    return kernel_arch(plan, reinterpret_cast<const void *>(scan_rows<Op, Tuning<Op>::kRun, Tuning<Op>::kRowBlocks>));
   }
 
   static constexpr CudaScan kScan = {workspace, path, run, arch};

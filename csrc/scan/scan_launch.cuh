@@ -69,6 +69,8 @@ constexpr int kLongTile = Tuning<Op>::kLongWarps * Share<Op, Tuning<Op>::kLongRu
 
 // From this many rows on, a block for each row fills the card.
 constexpr int64_t kRowsThatFill = 256;
+// Of a block, where there are as many.
+constexpr int kFewestRowWarps = 2;
 // With fewer columns than this, tiles of columns leave the card idle while carries pass along the
 // axis, and strided rows are better.
 constexpr int64_t kColumnsThatPay = 512;
@@ -121,31 +123,30 @@ inline void allow_shared(const void *kernel, size_t bytes) {
                "cudaFuncSetAttribute");
 }
 
-// So few elements that the time is that of one run and of what is folded after it: runs are short then.
-constexpr int kShortWarps = 32;
-constexpr int64_t kFewElements = int64_t(1) << 17;
-template <class Op>
-bool brief(const Geometry &g) {
-  return g.length <= kShortWarps * kWarp * Tuning<Op>::kShortRun && g.rows * g.length <= kFewElements;
-}
-
-template <class Op, int kRun = Tuning<Op>::kRun, int kBlocks = Tuning<Op>::kRowBlocks, int kWarps = 8>
+template <class Op, int kRun = Tuning<Op>::kRun, int kBlocks = Tuning<Op>::kRowBlocks>
 void launch_rows(const Op &op, const Geometry &g, Stream stream) {
   using Row = Share<Op, kRun>;
   // Tiles of equal numbers of warps, a power of two so that a block's warps are all at work.
-  const int64_t tiles = ceil_div(g.length, kWarps * Row::kItems);
+  const int64_t tiles = ceil_div(g.length, kRowWarps * Row::kItems);
   const int warps = int(std::bit_ceil(uint64_t(ceil_div(ceil_div(g.length, tiles), Row::kItems))));
   // Lanes of a row that takes less than a warp.
   const int lanes = warps > 1 ? kWarp : int(std::bit_ceil(uint64_t(ceil_div(g.length, kRun))));
   const int shift = std::bit_width(unsigned(lanes * kRun)) - 1;
-  // No more warps than there are rows for.
-  const int64_t warp_rows = kWarp / lanes;
-  const int block_warps = int(std::min<int64_t>(std::max(warps, 8), ceil_div(g.rows, warp_rows) * warps));
-  const auto kernel = scan_rows<Op, kRun, kWarps, kBlocks>;
-  const size_t bytes = size_t(block_warps) * Row::kStageBytes;
+  // Small blocks: those of a multiprocessor are then at different places, some at memory and some at work.
+  const int64_t all_groups = ceil_div(g.rows, kWarp / lanes);
+  const auto groups = uint32_t(std::min<int64_t>(std::max(kFewestRowWarps / warps, 1), all_groups));
+  const auto kernel = scan_rows<Op, kRun, kBlocks>;
+  const size_t bytes = size_t(groups) * warps * Row::kStageBytes;
   allow_shared(reinterpret_cast<const void *>(kernel), bytes);
-  launch(kernel, {ceil_div(g.rows, block_warps / warps * warp_rows), block_warps * kWarp, bytes, true}, stream, op, g,
-         accesses_of<Op, kRun>(g), std::countr_zero(unsigned(warps)), shift);
+  launch(kernel, {ceil_div(all_groups, groups), int(groups) * warps * kWarp, bytes, true}, stream, op, g,
+         accesses_of<Op, kRun>(g), std::countr_zero(unsigned(warps)), shift, groups);
+}
+
+// So few elements that what takes time is one run and what is folded after it.
+constexpr int64_t kFewElements = int64_t(1) << 17;
+template <class Op>
+bool brief(const Geometry &g) {
+  return g.length <= kRowWarps * kWarp * Tuning<Op>::kShortRun && g.rows * g.length <= kFewElements;
 }
 
 // Before a kernel that starts early.

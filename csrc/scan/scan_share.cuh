@@ -118,6 +118,7 @@ struct Share {
   Held<typename Op::Inputs, kRun> raw;
   A next;                                // what follows the lane's run
   Common<Op, kKeeps ? kRun : 0> common;  // of the run
+  bool steady = false;                   // for operators with kRestarts: there is none in the run
 
   // The lane's own row, or one that there is.
   __device__ __forceinline__ static int64_t row_of(const Slots &slots, int lane) {
@@ -206,6 +207,7 @@ struct Share {
       });
     }
     find_next(op, g, slots, behind, lane);
+    find_restarts();
   }
 
   // For the last lane, the neighbour behind the share.
@@ -242,8 +244,13 @@ struct Share {
   __device__ __forceinline__ typename Op::Item item(int i, uint32_t position, uint32_t onward) {
     typename Op::Item item = {};
     for_each<kInputs>([&](auto k) { item.in[k()] = held<k()>(raw).template widened<A>(i); });
-    if constexpr (Op::kNeighbour)
+    if constexpr (kRestarts<Op>) {
+      // Any two numbers that differ where the sum starts again.
+      item.in[kLast] = A(held<kLast>(raw).word[i / 2] & (i % 2 ? 0xffff0000u : 0xffffu) ? 1 : 0);
+      item.next = A(0);
+    } else if constexpr (Op::kNeighbour) {
       item.next = i + 1 < kRun ? held<kLast>(raw).template widened<A>(i + 1 < kRun ? i + 1 : i) : next;
+    }
     if constexpr (Op::kPosition) item.position = position + uint32_t(i) * onward;
     return item;
   }
@@ -304,12 +311,25 @@ struct Share {
     }
     return true;
   }
-  // For operators with kRestarts: whether the sum doesn't start again within the run.
-  __device__ __forceinline__ bool goes_on() {
-    const auto &last = held<kLast>(raw);
-    uint32_t differ = 0;
-    for (const uint32_t word : last.word) differ |= word ^ twice_low(last.word[0]);
-    return differ == 0 && !Op::record(item(kRun - 1, 0, 0));
+  // For operators with kRestarts: puts in the place of the last input where elements and their neighbours differ.
+  __device__ __forceinline__ void find_restarts() {
+    if constexpr (kRestarts<Op>) {
+      using T = at<kLast, typename Op::Inputs>;
+      auto &last = held<kLast>(raw);
+      Packed<T, 2> behind;
+      behind.put_pair(0, float(next), float(next));
+      uint32_t differ = last.word[0] ^ behind.word[0];
+      for (const uint32_t word : last.word) differ |= word ^ twice_low(last.word[0]);
+      steady = differ == 0;
+      if (steady) return;
+      uint32_t word = one_zero_one_nan<T>(last.word[0]);
+#pragma unroll
+      for (int i = 0; i < kRun / 2; ++i) {
+        const uint32_t following = one_zero_one_nan<T>(i + 1 < kRun / 2 ? last.word[i + 1 < kRun / 2 ? i + 1 : i] : behind.word[0]);
+        last.word[i] = word ^ __byte_perm(word, following, 0x5432);
+        word = following;
+      }
+    }
   }
 
   // The maps up to the end of each lane's run, within its row.
@@ -324,7 +344,7 @@ struct Share {
       own = turned(op.flags.smallest ? extreme_of_run<true>() : extreme_of_run<false>(), op.flags.smallest);
       if (own == A(0) && zeros_of_both_signs(kNoZeros)) own = fold_run(nullptr);
     } else if constexpr (kRestarts<Op>) {
-      if (goes_on()) {
+      if (steady) {
         own = op.map(get(0));
 #pragma unroll
         for (int i = 1; i < kRun; ++i) own.sum = add(own.sum, get(i).in[0]);
@@ -425,7 +445,7 @@ struct Share {
       if (scan_pairs(op, value, held<0>(outputs))) return;
     }
     if constexpr (kRestarts<Op>) {
-      if (goes_on()) {
+      if (steady) {
         for (uint32_t &word : held<0>(outputs).word) word = 0;
         return;
       }

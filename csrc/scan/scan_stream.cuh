@@ -100,6 +100,22 @@ struct Extent {
   }
 };
 
+// Elements of a lane's run once more, from its inputs' places in a stage. What lies beyond the row's end is any number,
+// which shows in no output.
+template <class Op, int kRun, bool kReverse>
+struct StageReader {
+  static constexpr bool kShared = true;
+  const std::byte *run[Op::Inputs::size];
+  __device__ __forceinline__ typename Op::Item operator()(int i) const {
+    typename Op::Item item = {};
+    for_each<Op::Inputs::size>([&](auto k) {
+      using T = at<k(), typename Op::Inputs>;
+      item.in[k()] = widen<typename Op::Acc>(reinterpret_cast<const T *>(run[k()])[kReverse ? kRun - 1 - i : i]);
+    });
+    return item;
+  }
+};
+
 template <int kStages>
 struct Ring {
   int stage = 0;
@@ -343,6 +359,12 @@ __global__ void __launch_bounds__(StreamShape<Op, kRun, kWarps, kGroups, kStages
       const auto following = shuffle_down(held<S::kInputs - 1>(tile.raw).template widened<typename Op::Acc>(0), 1);
       tile.next = lane < kWarp - 1 ? following : beyond;
     }
+    tile.find_restarts();
+  };
+  const auto again = [&](int stage) {
+    StageReader<Op, kRun, kReverse> reader;
+    for (int k = 0; k < S::kInputs; ++k) reader.run[k] = input(stage, k) + run * S::kRunBytes;
+    return reader;
   };
   Map before[kAhead + 1];
   Common<Op> common[kAhead + 1] = {};
@@ -365,7 +387,7 @@ __global__ void __launch_bounds__(StreamShape<Op, kRun, kWarps, kGroups, kStages
       } else {
         Tile tile;
         take(tile, ring.stage, task);
-        const Map inclusive = tile.reduce(op, g, slots_of(task), lane);
+        const Map inclusive = tile.reduce(op, g, slots_of(task), lane, again(ring.stage));
         before[kAhead] = exclusive_of(op, inclusive, lane);
         common[kAhead] = tile.common;
         if (lane == kWarp - 1) {
@@ -383,7 +405,8 @@ __global__ void __launch_bounds__(StreamShape<Op, kRun, kWarps, kGroups, kStages
       pass(&control.ready[behind.stage], behind.parity);
       const Map within = place > 0 ? op.combine(control.lefts[behind.stage][place], before[0]) : before[0];
       Held<typename Op::Outputs, kRun> outputs;
-      tile.outputs(op, g, slots_of(task), op.apply(within, control.prefixes[behind.stage]), lane, outputs);
+      tile.outputs(op, g, slots_of(task), op.apply(within, control.prefixes[behind.stage]), lane, outputs,
+                   again(behind.stage));
       for_each<S::kOutputs>([&](auto k) {
         held<k()>(outputs).turn_if(kReverse);
         held<k()>(outputs).store(output(behind.stage, k) + run * (kRun * S::template kOutputSize<k()>));
