@@ -345,7 +345,7 @@ struct Share {
       if (own == A(0) && zeros_of_both_signs(kNoZeros)) own = fold_run(nullptr);
     } else if constexpr (kRestarts<Op>) {
       if (steady) {
-        own = op.map(get(0));
+        own = op.map_of(get(0).in[0], false);
 #pragma unroll
         for (int i = 1; i < kRun; ++i) own.sum = add(own.sum, get(i).in[0]);
       } else {
