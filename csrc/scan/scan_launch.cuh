@@ -36,20 +36,24 @@ struct Tuning {
       Bytes<typename Op::Inputs>::all(kWidest) &&
       (kIndices || (Op::Outputs::size <= kInputs && Bytes<typename Op::Outputs>::all(kWidest))) &&
       std::is_floating_point_v<typename Op::Acc> && !Op::kRare;
+  // A lane's sixteen-byte pieces where there are indices: an odd number, and seven tiles of four warps fit.
+  static constexpr int kIndexedPieces =
+      (210 * 1024 / (7 * 4 * kWarp * Bytes<typename Op::Outputs>::sum) * kWidest / 16 - 1) | 1;
   // What is worked out for a tile but not for each element is worth a large one, and what is worked out for each lane a
   // long run; but several tiles must be on their way while others wait for what comes before them.
-  static constexpr int kLongRun = kStreams ? (kInputs == 3 || kIndices ? 48 : 112) / kWidest : kRun;
-  static constexpr int kLongWarps = kStreams && (kInputs == 2 || (kIndices && kWidest == 2)) ? 4
-                                    : kStreams && kInputs == 3                                ? 12
-                                                                                              : 8;
+  static constexpr int kLongRun = !kStreams  ? kRun
+                                  : kIndices ? 16 * kIndexedPieces / kWidest
+                                             : (kInputs == 3 ? 48 : 112) / kWidest;
+  static constexpr int kLongWarps = !kStreams || (kInputs == 1 && !kIndices) ? 8 : kInputs == 3 ? 12 : 4;
   static constexpr int kLongBlocks = !kStreams      ? (kInputs > 1 || kLargeMap ? 2 : 4)
                                      : kInputs == 3 ? 1
                                      : kInputs == 2 ? 3
+                                     : kIndices     ? 4
                                                     : 2;
   // Of the streaming kernel: groups of warps that take tiles in turn, stages, and how many tiles a group reduces ahead.
   static constexpr int kLongGroups = kInputs == 3 ? 1 : 2;
-  static constexpr int kLongStages = kInputs == 3 ? 4 : kIndices ? 6 : 8;
-  static constexpr int kLongAhead = kIndices ? 1 : 2;
+  static constexpr int kLongStages = kInputs == 3 ? 4 : kIndices ? 7 : 8;
+  static constexpr int kLongAhead = 2;
   // Narrow integers are many kinds of kernels for few uses, so theirs are small.
   static constexpr bool kSmall = std::is_same_v<typename Op::Acc, int64_t> && kWidest < 4;
   // Columns of a thread: eight bytes, but not more than four, and two where there are several inputs.

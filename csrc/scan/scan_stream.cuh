@@ -138,7 +138,9 @@ __global__ void __launch_bounds__(StreamShape<Op, kRun, kWarps, kGroups, kStages
   using Task = typename S::Task;
   using Map = typename Op::Map;
   using Value = typename Op::Value;
-  using Tile = Share<Op, kRun>;
+  // Runs lie in registers as they do in memory, unless that would be a kernel's code for something rare.
+  constexpr bool kBack = kReverse && kFromFarEnd<Op, kRun>;
+  using Tile = Share<Op, kRun, false, kBack>;
   static_assert(kGroups * (kAhead + 1) < kStages);
   extern __shared__ __align__(128) std::byte ring_bytes[];
   __shared__ typename S::Control control;
@@ -332,7 +334,7 @@ __global__ void __launch_bounds__(StreamShape<Op, kRun, kWarps, kGroups, kStages
   const auto take = [&](Tile &tile, int stage, const Task &task) {
     for_each<S::kInputs>([&](auto k) {
       held<k()>(tile.raw).load(input(stage, k()) + run * S::kRunBytes);
-      held<k()>(tile.raw).turn_if(kReverse);
+      held<k()>(tile.raw).turn_if(kReverse && !kBack);
     });
     typename Op::Acc beyond = typename Op::Acc(0);
     if constexpr (Op::kNeighbour) {
@@ -352,11 +354,11 @@ __global__ void __launch_bounds__(StreamShape<Op, kRun, kWarps, kGroups, kStages
         using T = at<k(), typename Op::Inputs>;
 #pragma unroll
         for (int i = 0; i < kRun; ++i)
-          if (i >= left) held<k()>(tile.raw).replace(i, T{});
+          if (i >= left) held<k()>(tile.raw).replace(Tile::spot(i), T{});
       });
       tile.find_next(op, g, slots, beyond, lane);
     } else if constexpr (Op::kNeighbour) {
-      const auto following = shuffle_down(held<S::kInputs - 1>(tile.raw).template widened<typename Op::Acc>(0), 1);
+      const auto following = shuffle_down(held<S::kInputs - 1>(tile.raw).template widened<typename Op::Acc>(Tile::spot(0)), 1);
       tile.next = lane < kWarp - 1 ? following : beyond;
     }
     tile.find_restarts();
@@ -408,7 +410,7 @@ __global__ void __launch_bounds__(StreamShape<Op, kRun, kWarps, kGroups, kStages
       tile.outputs(op, g, slots_of(task), op.apply(within, control.prefixes[behind.stage]), lane, outputs,
                    again(behind.stage));
       for_each<S::kOutputs>([&](auto k) {
-        held<k()>(outputs).turn_if(kReverse);
+        held<k()>(outputs).turn_if(kReverse && !kBack);
         held<k()>(outputs).store(output(behind.stage, k) + run * (kRun * S::template kOutputSize<k()>));
       });
       show_copy_engine();
