@@ -15,8 +15,7 @@ constexpr int kRowWarps = 8;
 template <class Op, int kRun, int kBlocks>
 __global__ void __launch_bounds__(kRowWarps *kWarp, kBlocks)
     scan_rows(const __grid_constant__ Op op, const __grid_constant__ Geometry g,
-              const __grid_constant__ Accesses access, int warps_shift, int shift,
-              uint32_t groups) {
+              const __grid_constant__ Accesses access, int warps_shift, int shift, uint32_t groups) {
   using Map = typename Op::Map;
   using Row = Share<Op, kRun, kKeepsSums<Op>>;
   extern __shared__ __align__(16) std::byte stages[];
@@ -26,8 +25,7 @@ __global__ void __launch_bounds__(kRowWarps *kWarp, kBlocks)
   const int row_warps = 1 << warps_shift;
   const int place = warp & (row_warps - 1);
   std::byte *stage = stages + warp * Row::kStageBytes;
-  const int64_t row =
-      (int64_t(blockIdx.x) * groups + (warp >> warps_shift)) * (Row::kItems >> shift);
+  const int64_t row = (int64_t(blockIdx.x) * groups + (warp >> warps_shift)) * (Row::kItems >> shift);
   typename Row::Rows rows;
   Row::rows_of(g, Slots(g, row, 0, shift, Row::kItems), lane, rows);
   // What needs no memory is worked out by then.

@@ -104,8 +104,8 @@ __device__ __forceinline__ typename Op::Map fold(const Op &op, Common<Op, kKept>
     // Rare, so in a loop that stays short.
     base = A(NAN);
     typename Op::Map map = op.identity();
-    one_by_one<kCount, (kKept > 0 || kReadsShared<Again>)>(item, again,
-                                    [&](int, const typename Op::Item &taken) { map = op.combine(map, op.map(taken)); });
+    one_by_one<kCount, (kKept > 0 || kReadsShared<Again>)>(
+        item, again, [&](int, const typename Op::Item &taken) { map = op.combine(map, op.map(taken)); });
     return map;
   } else {
     typename Op::Map map = op.map(item(0));

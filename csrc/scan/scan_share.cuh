@@ -39,8 +39,8 @@ __device__ __forceinline__ void store_final(const Geometry &g, int64_t row, type
   }
 }
 
-// Puts an element's outputs among those of its lane, where `kBack` from the far end. In ascending order; narrow ones wait
-// in `pending` for the next, so that two are rounded by one instruction.
+// Puts an element's outputs among those of its lane, where `kBack` from the far end. In ascending order; narrow ones
+// wait in `pending` for the next, so that two are rounded by one instruction.
 template <class Op, int kCount, bool kBack = false>
 __device__ __forceinline__ void keep(Held<typename Op::Outputs, kCount> &outputs, int i,
                                      const typename Op::Result &result,
@@ -103,8 +103,8 @@ struct Slots {
 template <class Op, int kRun>
 constexpr bool kFromFarEnd = Op::kNeighbour && kRun * Bytes<typename Op::Inputs>::widest() > 16;
 
-// `kKeeps`: whether the sums of kKeepsSums are kept from reduce() to finish(). `kBack`: whether a lane's run lies in its
-// registers from the far end on.
+// `kKeeps`: whether the sums of kKeepsSums are kept from reduce() to finish(). `kBack`: whether a lane's run lies in
+// its registers from the far end on.
 template <class Op, int kRun, bool kKeeps = false, bool kBack = kFromFarEnd<Op, kRun>>
 struct Share {
   using A = typename Op::Acc;
@@ -117,7 +117,7 @@ struct Share {
                                      : Bytes<typename Op::Outputs>::widest();
   // A warp's room for one operand.
   static constexpr int kStageBytes = kItems * kWidest;
-  // Runs of one piece are told apart one by one, longer ones by the warp.
+  // Runs of one piece: some may be there and others not. Of longer ones all are, or elements are taken one by one.
   static constexpr bool kShort = kRun * Bytes<typename Op::Inputs>::widest() <= 16;
   // Of a warp that has no more than one row, which may hold other numbers than powers of two.
   static constexpr int kShift = std::bit_width(unsigned(kItems - 1));
@@ -249,7 +249,8 @@ struct Share {
 #pragma unroll
         for (int i = 1; i < kRun; ++i)
           if (i == left)
-            last.replace(spot(i), narrow<T>(behind_last(op, g, row_of(slots, lane), last.template widened<A>(spot(i - 1)))));
+            last.replace(spot(i),
+                         narrow<T>(behind_last(op, g, row_of(slots, lane), last.template widened<A>(spot(i - 1)))));
       }
     }
   }

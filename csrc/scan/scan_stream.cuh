@@ -358,7 +358,8 @@ __global__ void __launch_bounds__(StreamShape<Op, kRun, kWarps, kGroups, kStages
       });
       tile.find_next(op, g, slots, beyond, lane);
     } else if constexpr (Op::kNeighbour) {
-      const auto following = shuffle_down(held<S::kInputs - 1>(tile.raw).template widened<typename Op::Acc>(Tile::spot(0)), 1);
+      const auto following =
+          shuffle_down(held<S::kInputs - 1>(tile.raw).template widened<typename Op::Acc>(Tile::spot(0)), 1);
       tile.next = lane < kWarp - 1 ? following : beyond;
     }
     tile.find_restarts();
