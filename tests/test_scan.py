@@ -250,7 +250,9 @@ def test_layouts(device: str, kind: str, source_layout: str, dest_layout: str) -
 @pytest.mark.sanitizer
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("shape", "axis"), [((3, 40), 1), ((2, 600), 1), ((1, 50001), 1), ((300, 70), 0)])
+@pytest.mark.parametrize(
+    ("shape", "axis"), [((3, 40), 1), ((2, 600), 1), ((230, 600), 1), ((1, 50001), 1), ((300, 70), 0)]
+)
 def test_each_kernel(device: str, kind: str, dtype: str, shape: tuple[int, ...], axis: int) -> None:
     """Every access pattern, forward and backward, aligned and not, against a float64 chain."""
     backend = Backend(device)
@@ -311,6 +313,8 @@ def test_exclusive_is_a_shift(device: str, kind: str) -> None:
 
 # Rows that CUDA cuts into tiles: whole ones and a part, which ends between sixteen bytes or not.
 LONG = [(1, 50001), (3, 47120)]
+# More rows than are taken for few elements: several in a warp or warps for each, whole runs in each lane or not.
+MANY = [(2100, 64), (4200, 40), (140, 1024), (70, 2064)]
 # Elements that misalign: nothing, an odd place, and ends of odd rows that are aligned again.
 MISALIGNED = (0, 1, 7)
 
@@ -330,8 +334,8 @@ def chain(kind: str, x: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
 @pytest.mark.parametrize("kind", ["cumsum", "cumprod", "cummax", "logcumsumexp"])
-@pytest.mark.parametrize("shape", LONG)
-def test_long_rows(device: str, kind: str, dtype: str, shape: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("shape", LONG + MANY)
+def test_long_rows_and_many(device: str, kind: str, dtype: str, shape: tuple[int, ...]) -> None:
     """From either end, exclusive too, with the same bits at every alignment."""
     backend = Backend(device)
     x = small_steps(kind, shape, dtype)
@@ -353,6 +357,49 @@ def test_long_rows(device: str, kind: str, dtype: str, shape: tuple[int, ...]) -
             ]
             assert_close(results[0][:, ::-1] if reverse else results[0], expected, bound + SMALLEST[dtype])
             assert len({result.tobytes() for result in results}) == 1
+
+
+@pytest.mark.parametrize(
+    ("dtype", "index_dtype"),
+    [
+        pytest.param("float32", "int64", marks=pytest.mark.sanitizer),
+        ("float32", "int32"),
+        ("bfloat16", "int64"),
+        ("bfloat16", "int32"),
+        ("float64", "int64"),
+        ("float64", "int32"),
+        ("int32", "int64"),
+    ],
+)
+@pytest.mark.parametrize("shape", LONG + MANY)
+def test_indices_of_long_rows_and_many(device: str, dtype: str, index_dtype: str, shape: tuple[int, ...]) -> None:
+    """From either end, with either rule for ties, at every alignment."""
+    backend = Backend(device)
+    n = shape[1]
+    # New extrema all along the rows, and equal ones in between.
+    steps = np.random.default_rng(5).integers(0, 6, shape) + np.minimum(np.arange(n), n - 1 - np.arange(n)) // 2000
+    x = steps.astype(numpy_dtype(dtype))
+    for reverse in (False, True):
+        turn = slice(None, None, -1 if reverse else 1)
+        expected = np.maximum.accumulate(steps[:, turn], 1)
+        before = np.concatenate([np.full((shape[0], 1), -1), expected[:, :-1]], 1)
+        for ties in ("first", "last"):
+            new = steps[:, turn] > before if ties == "first" else steps[:, turn] >= before
+            where = np.maximum.accumulate(np.where(new, np.arange(n), 0), 1)
+            for misalign in MISALIGNED:
+                y, indices = run_forward(
+                    backend,
+                    "cummax",
+                    x,
+                    1,
+                    indices=True,
+                    index_dtype=index_dtype,
+                    misalign=misalign,
+                    reverse=reverse,
+                    ties=ties,
+                )
+                np.testing.assert_array_equal(y[:, turn].astype(np.int64), expected)
+                np.testing.assert_array_equal(indices[:, turn], n - 1 - where if reverse else where)
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -492,8 +539,8 @@ def gradient_chain(g: np.ndarray, c: np.ndarray) -> tuple[np.ndarray, np.ndarray
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kind", ["cumsum", "cumprod", "cummax", "logcumsumexp"])
-@pytest.mark.parametrize("shape", LONG)
-def test_gradients_of_long_rows(device: str, kind: str, dtype: str, shape: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("shape", LONG + MANY)
+def test_gradients_of_long_rows_and_many(device: str, kind: str, dtype: str, shape: tuple[int, ...]) -> None:
     backend = Backend(device)
     x = small_steps(kind, shape, dtype)
     dy = values("cumsum", shape, dtype, seed=1)

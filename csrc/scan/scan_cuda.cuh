@@ -78,6 +78,9 @@ struct CudaKernels {
       if (path == Path::long_rows) return launch_long(op, g, base, stream);
       if (path == Path::columns) return launch_columns(op, g, base, stream);
     }
+    if constexpr (!Op::kRare && !Tuning<Op>::kSmall) {
+      if (brief<Op>(g)) return launch_rows<Op, Tuning<Op>::kShortRun, 2>(op, g, stream);
+    }
     launch_rows(op, g, stream);
   }
 

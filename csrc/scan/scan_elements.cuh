@@ -187,6 +187,18 @@ __device__ __forceinline__ uint32_t extreme_pair(uint32_t a, uint32_t b) {
   }
   return extreme;
 }
+// Pairs of which equal elements have equal bits: of zeros and NaNs one each.
+template <class T>
+__device__ __forceinline__ uint32_t one_zero_one_nan(uint32_t pair) {
+  static_assert(kIsHalf<T>);
+  uint32_t sum;
+  if constexpr (std::is_same_v<T, bfloat16>) {
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(sum) : "r"(pair), "r"(0x3f803f80u), "r"(0u));
+  } else {
+    asm("add.rn.f16x2 %0, %1, %2;" : "=r"(sum) : "r"(pair), "r"(0u));
+  }
+  return sum;
+}
 // Pairs of one element, the first or the second of another pair.
 __device__ __forceinline__ uint32_t twice_low(uint32_t pair) { return __byte_perm(pair, 0, 0x1010); }
 __device__ __forceinline__ uint32_t twice_high(uint32_t pair) { return __byte_perm(pair, 0, 0x3232); }

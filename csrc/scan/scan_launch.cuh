@@ -19,6 +19,8 @@ struct Tuning {
   static constexpr int kWidest = Bytes<typename Op::Inputs>::widest();
   // A lane's elements of a row.
   static constexpr int kRun = kWidest == 8 ? 8 : kWidest == 2 ? 32 : 16;
+  // Of a row that takes less time than it takes to begin: what is read at once.
+  static constexpr int kShortRun = 16 / kWidest;
   // One output as wide as the inputs, from few registers.
   static constexpr bool kPlain =
       std::is_same_v<typename Op::Acc, float> && Op::Outputs::size == 1 && Bytes<typename Op::Outputs>::all(kWidest);
@@ -26,22 +28,31 @@ struct Tuning {
                                     : kPlain && !Op::kBased && (kWidest == 4 || kRestarts<Op>) ? 3
                                                                                                : 2;
   static constexpr bool kLargeMap = sizeof(typename Op::Map) >= 16;
-  // Long rows stream where all operands have elements of one size and results find room in the inputs' place. Tiles are
-  // then of one shape whatever kernel takes them, so that alignment doesn't show.
-  static constexpr bool kStreams = Op::Outputs::size <= kInputs && Bytes<typename Op::Inputs>::all(kWidest) &&
-                                   Bytes<typename Op::Outputs>::all(kWidest) &&
-                                   std::is_floating_point_v<typename Op::Acc> && !Op::kRare;
+  // Results and where they come from, which take several times the room of an input.
+  static constexpr bool kIndices = Op::kPosition && Op::Outputs::size > kInputs;
+  // Long rows stream where all operands have elements of one size and results find room in the inputs' place, or are
+  // indices. Tiles are then of one shape whatever kernel takes them, so that alignment doesn't show.
+  static constexpr bool kStreams =
+      Bytes<typename Op::Inputs>::all(kWidest) &&
+      (kIndices || (Op::Outputs::size <= kInputs && Bytes<typename Op::Outputs>::all(kWidest))) &&
+      std::is_floating_point_v<typename Op::Acc> && !Op::kRare;
+  // A lane's sixteen-byte pieces where there are indices: an odd number, and seven tiles of four warps fit.
+  static constexpr int kIndexedPieces =
+      (210 * 1024 / (7 * 4 * kWarp * Bytes<typename Op::Outputs>::sum) * kWidest / 16 - 1) | 1;
   // What is worked out for a tile but not for each element is worth a large one, and what is worked out for each lane a
   // long run; but several tiles must be on their way while others wait for what comes before them.
-  static constexpr int kLongRun = kStreams ? (kInputs == 3 ? 48 : 112) / kWidest : kRun;
-  static constexpr int kLongWarps = !kStreams || kInputs == 1 ? 8 : kInputs == 2 ? 4 : 12;
+  static constexpr int kLongRun = !kStreams  ? kRun
+                                  : kIndices ? 16 * kIndexedPieces / kWidest
+                                             : (kInputs == 3 ? 48 : 112) / kWidest;
+  static constexpr int kLongWarps = !kStreams || (kInputs == 1 && !kIndices) ? 8 : kInputs == 3 ? 12 : 4;
   static constexpr int kLongBlocks = !kStreams      ? (kInputs > 1 || kLargeMap ? 2 : 4)
                                      : kInputs == 3 ? 1
                                      : kInputs == 2 ? 3
+                                     : kIndices     ? 4
                                                     : 2;
   // Of the streaming kernel: groups of warps that take tiles in turn, stages, and how many tiles a group reduces ahead.
   static constexpr int kLongGroups = kInputs == 3 ? 1 : 2;
-  static constexpr int kLongStages = kInputs == 3 ? 4 : 8;
+  static constexpr int kLongStages = kInputs == 3 ? 4 : kIndices ? 7 : 8;
   static constexpr int kLongAhead = 2;
   // Narrow integers are many kinds of kernels for few uses, so theirs are small.
   static constexpr bool kSmall = std::is_same_v<typename Op::Acc, int64_t> && kWidest < 4;
@@ -62,6 +73,8 @@ constexpr int kLongTile = Tuning<Op>::kLongWarps * Share<Op, Tuning<Op>::kLongRu
 
 // From this many rows on, a block for each row fills the card.
 constexpr int64_t kRowsThatFill = 256;
+// Of a block, where there are as many.
+constexpr int kFewestRowWarps = 2;
 // With fewer columns than this, tiles of columns leave the card idle while carries pass along the
 // axis, and strided rows are better.
 constexpr int64_t kColumnsThatPay = 512;
@@ -123,12 +136,21 @@ void launch_rows(const Op &op, const Geometry &g, Stream stream) {
   // Lanes of a row that takes less than a warp.
   const int lanes = warps > 1 ? kWarp : int(std::bit_ceil(uint64_t(ceil_div(g.length, kRun))));
   const int shift = std::bit_width(unsigned(lanes * kRun)) - 1;
-  const int64_t rows = warps > 1 ? kRowWarps / warps : kRowWarps * (kWarp / lanes);
+  // Small blocks: those of a multiprocessor are then at different places, some at memory and some at work.
+  const int64_t all_groups = ceil_div(g.rows, kWarp / lanes);
+  const auto groups = uint32_t(std::min<int64_t>(std::max(kFewestRowWarps / warps, 1), all_groups));
   const auto kernel = scan_rows<Op, kRun, kBlocks>;
-  const size_t bytes = size_t(kRowWarps) * Row::kStageBytes;
+  const size_t bytes = size_t(groups) * warps * Row::kStageBytes;
   allow_shared(reinterpret_cast<const void *>(kernel), bytes);
-  launch(kernel, {ceil_div(g.rows, rows), kRowWarps * kWarp, bytes, true}, stream, op, g, accesses_of<Op, kRun>(g),
-         std::countr_zero(unsigned(warps)), shift);
+  launch(kernel, {ceil_div(all_groups, groups), int(groups) * warps * kWarp, bytes, true}, stream, op, g,
+         accesses_of<Op, kRun>(g), std::countr_zero(unsigned(warps)), shift, groups);
+}
+
+// So few elements that what takes time is one run and what is folded after it.
+constexpr int64_t kFewElements = int64_t(1) << 17;
+template <class Op>
+bool brief(const Geometry &g) {
+  return g.length <= kRowWarps * kWarp * Tuning<Op>::kShortRun && g.rows * g.length <= kFewElements;
 }
 
 // Before a kernel that starts early.

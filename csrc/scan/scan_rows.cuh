@@ -8,29 +8,30 @@
 
 namespace baracuda::scan {
 
+// At most, in a block.
 constexpr int kRowWarps = 8;
 
-// 2^warps_shift warps for each row; where that is one, rows of 2^shift slots.
+// A block has `groups` of 2^warps_shift warps, one for each row; of one warp, for rows of 2^shift slots.
 template <class Op, int kRun, int kBlocks>
 __global__ void __launch_bounds__(kRowWarps *kWarp, kBlocks)
     scan_rows(const __grid_constant__ Op op, const __grid_constant__ Geometry g,
-              const __grid_constant__ Accesses access, int warps_shift, int shift) {
+              const __grid_constant__ Accesses access, int warps_shift, int shift, uint32_t groups) {
   using Map = typename Op::Map;
   using Row = Share<Op, kRun, kKeepsSums<Op>>;
   extern __shared__ __align__(16) std::byte stages[];
   __shared__ Map totals[2][kRowWarps];
-  wait_for_earlier_work();
-  let_next_kernel_start();
   const int lane = int(threadIdx.x) % kWarp;
   const int warp = int(threadIdx.x) / kWarp;
   const int row_warps = 1 << warps_shift;
   const int place = warp & (row_warps - 1);
   std::byte *stage = stages + warp * Row::kStageBytes;
-  const int64_t row =
-      (int64_t(blockIdx.x) * (kRowWarps >> warps_shift) + (warp >> warps_shift)) * (Row::kItems >> shift);
-  typename Op::Value carry = initial_value(op, g, min(row + (lane * kRun >> shift), g.rows - 1));
+  const int64_t row = (int64_t(blockIdx.x) * groups + (warp >> warps_shift)) * (Row::kItems >> shift);
   typename Row::Rows rows;
   Row::rows_of(g, Slots(g, row, 0, shift, Row::kItems), lane, rows);
+  // What needs no memory is worked out by then.
+  wait_for_earlier_work();
+  let_next_kernel_start();
+  typename Op::Value carry = initial_value(op, g, min(row + (lane * kRun >> shift), g.rows - 1));
   int parity = 0;
   // A row's warps come to the barriers together; a block's rows are of one length.
   for (int64_t tile = 0; tile < g.length; tile += int64_t(row_warps) * Row::kItems) {
@@ -43,7 +44,7 @@ __global__ void __launch_bounds__(kRowWarps *kWarp, kBlocks)
       if (lane == kWarp - 1) totals[parity][warp] = inclusive;
       __syncthreads();
       Map others = lane < row_warps ? totals[parity][warp - place + lane] : op.identity();
-      others = warp_scan<kRowWarps>(op, others, lane, kRowWarps);
+      others = warp_scan<kRowWarps>(op, others, lane);
       const Map left = shuffle(others, place > 0 ? place - 1 : 0);
       if (place > 0) value = op.apply(left, carry);
       carry = op.apply(shuffle(others, row_warps - 1), carry);

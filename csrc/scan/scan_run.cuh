@@ -64,6 +64,10 @@ __device__ __forceinline__ auto largest_key(const Get &item) {
   }
 }
 
+// Of what reads elements again: whether it reads shared memory, so that it may as well.
+template <class Again>
+constexpr bool kReadsShared = requires { Again::kShared; };
+
 // Calls body(i, element i) in a loop that isn't unrolled. Elements come out of the registers, or where `kAgain` from
 // memory once more, so that they need not stay in registers for something rare.
 template <int kCount, bool kAgain, class Get, class Again, class Body>
@@ -100,8 +104,8 @@ __device__ __forceinline__ typename Op::Map fold(const Op &op, Common<Op, kKept>
     // Rare, so in a loop that stays short.
     base = A(NAN);
     typename Op::Map map = op.identity();
-    one_by_one<kCount, (kKept > 0)>(item, again,
-                                    [&](int, const typename Op::Item &taken) { map = op.combine(map, op.map(taken)); });
+    one_by_one<kCount, (kKept > 0 || kReadsShared<Again>)>(
+        item, again, [&](int, const typename Op::Item &taken) { map = op.combine(map, op.map(taken)); });
     return map;
   } else {
     typename Op::Map map = op.map(item(0));
@@ -186,7 +190,7 @@ __device__ __forceinline__ void run(const Op &op, typename Op::Value value, cons
       }
     } else {
       A shown[kCount];
-      one_by_one<kCount, (kKept > 0)>(item, again, [&](int i, const typename Op::Item &taken) {
+      one_by_one<kCount, (kKept > 0 || kReadsShared<Again>)>(item, again, [&](int i, const typename Op::Item &taken) {
         typename Op::Result result;
         value = op.step(value, taken, result);
         shown[i] = result.out[0];

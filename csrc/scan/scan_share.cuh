@@ -39,24 +39,28 @@ __device__ __forceinline__ void store_final(const Geometry &g, int64_t row, type
   }
 }
 
-// Puts an element's outputs among those of its lane. In ascending order; narrow ones wait in `pending` for
-// the next, so that two are rounded by one instruction.
-template <class Op, int kCount>
+// Puts an element's outputs among those of its lane, where `kBack` from the far end. In ascending order; narrow ones
+// wait in `pending` for the next, so that two are rounded by one instruction.
+template <class Op, int kCount, bool kBack = false>
 __device__ __forceinline__ void keep(Held<typename Op::Outputs, kCount> &outputs, int i,
                                      const typename Op::Result &result,
                                      typename Op::Acc (&pending)[Op::Outputs::size]) {
   for_each<Op::Outputs::size>([&](auto k) {
     using U = at<k(), typename Op::Outputs>;
+    static_assert(!kBack || (sizeof(U) >= 2 && !Op::kPosition));
+    const int to = kBack ? kCount - 1 - i : i;
     if constexpr (Op::kPosition && k() == 1) {
-      held<k()>(outputs).put(i, U(index_of(result)));
+      held<k()>(outputs).put(to, U(index_of(result)));
     } else if constexpr (kIsHalf<U> && kCount % 2 == 0) {
       if (i % 2 == 0) {
         pending[k()] = result.out[k()];
       } else {
-        held<k()>(outputs).put_pair(i - 1, float(pending[k()]), float(result.out[k()]));
+        const float earlier = float(pending[k()]);
+        const float later = float(result.out[k()]);
+        held<k()>(outputs).put_pair(to & ~1, kBack ? later : earlier, kBack ? earlier : later);
       }
     } else {
-      held<k()>(outputs).put(i, narrow<U>(result.out[k()]));
+      held<k()>(outputs).put(to, narrow<U>(result.out[k()]));
     }
   });
 }
@@ -94,8 +98,14 @@ struct Slots {
   __device__ __forceinline__ bool exists(int slot) const { return (slot >> shift) < rows && place(slot) < left; }
 };
 
-// `kKeeps`: whether the sums of kKeepsSums are kept from reduce() to finish().
-template <class Op, int kRun, bool kKeeps = false>
+// Whether an operator's rows are mostly scanned from the far end of memory: gradients of forward scans. Runs are then
+// kept in the order of memory, which saves turning them.
+template <class Op, int kRun>
+constexpr bool kFromFarEnd = Op::kNeighbour && kRun * Bytes<typename Op::Inputs>::widest() > 16;
+
+// `kKeeps`: whether the sums of kKeepsSums are kept from reduce() to finish(). `kBack`: whether a lane's run lies in
+// its registers from the far end on.
+template <class Op, int kRun, bool kKeeps = false, bool kBack = kFromFarEnd<Op, kRun>>
 struct Share {
   using A = typename Op::Acc;
   using Map = typename Op::Map;
@@ -107,15 +117,21 @@ struct Share {
                                      : Bytes<typename Op::Outputs>::widest();
   // A warp's room for one operand.
   static constexpr int kStageBytes = kItems * kWidest;
+  // Runs of one piece: some may be there and others not. Of longer ones all are, or elements are taken one by one.
+  static constexpr bool kShort = kRun * Bytes<typename Op::Inputs>::widest() <= 16;
   // Of a warp that has no more than one row, which may hold other numbers than powers of two.
   static constexpr int kShift = std::bit_width(unsigned(kItems - 1));
   __device__ __forceinline__ static Slots one_row(const Geometry &g, int64_t row, int64_t first) {
     return Slots(g, row, first, kShift, 1 << kShift);
   }
 
+  // Where element i of the run is in the registers.
+  __device__ __forceinline__ static constexpr int spot(int i) { return kBack ? kRun - 1 - i : i; }
+
   Held<typename Op::Inputs, kRun> raw;
   A next;                                // what follows the lane's run
   Common<Op, kKeeps ? kRun : 0> common;  // of the run
+  bool steady = false;                   // for operators with kRestarts: there is none in the run
 
   // The lane's own row, or one that there is.
   __device__ __forceinline__ static int64_t row_of(const Slots &slots, int lane) {
@@ -123,6 +139,10 @@ struct Share {
   }
   __device__ __forceinline__ static bool whole_run(const Slots &slots, int lane) {
     return ((lane * kRun) >> slots.shift) < slots.rows && slots.place(lane * kRun) + kRun <= slots.left;
+  }
+  // Whether runs go to memory and back in whole pieces.
+  __device__ __forceinline__ static bool pieces(const Slots &slots, int lane) {
+    return __all_sync(kAll, whole_run(slots, lane) || (kShort && left_of(slots, lane) <= 0));
   }
   // From the first slots of each lane's row, where a slot's element is in memory.
   template <class T>
@@ -177,27 +197,31 @@ struct Share {
   // All at once.
   __device__ __forceinline__ void load(const Op &op, const Geometry &g, const Accesses &access, const Slots &slots,
                                        const Rows &rows, std::byte *stage, int lane) {
-    const bool full = __all_sync(kAll, whole_run(slots, lane));
+    const bool whole = pieces(slots, lane);
     const A behind = behind_share(g, slots, rows, lane);
-    if (full && access.vectors) {
+    if (whole && access.vectors) {
       // All loads are under way before the first is waited for.
       for_each<kInputs>([&](auto k) {
         using T = at<k(), typename Op::Inputs>;
         const T *own = own_row<const T>(g, k(), slots, rows);
         const int place = slots.place(lane * kRun);
-        held<k()>(raw).load(access.of[k()] == kBackward ? own - (place + kRun - 1) : own + place);
+        if (kShort) held<k()>(raw) = {};
+        if (!kShort || whole_run(slots, lane))
+          held<k()>(raw).load(access.of[k()] == kBackward ? own - (place + kRun - 1) : own + place);
       });
-      for_each<kInputs>([&](auto k) { held<k()>(raw).turn_if(access.of[k()] == kBackward); });
+      for_each<kInputs>([&](auto k) { held<k()>(raw).turn_if((access.of[k()] == kBackward) != kBack); });
     } else {
       for_each<kInputs>([&](auto k) {
         using T = at<k(), typename Op::Inputs>;
         store_staged(slots, own_row<const T>(g, k(), slots, rows), g.step[k()], stage, lane);
         __syncwarp();
         load_run<T>(held<k()>(raw), stage, lane);
+        if (kBack) held<k()>(raw) = held<k()>(raw).turned();
         __syncwarp();
       });
     }
     find_next(op, g, slots, behind, lane);
+    find_restarts();
   }
 
   // For the last lane, the neighbour behind the share.
@@ -216,16 +240,17 @@ struct Share {
     if constexpr (Op::kNeighbour) {
       using T = at<kLast, typename Op::Inputs>;
       auto &last = held<kLast>(raw);
-      const A following = shuffle_down(last.template widened<A>(0), 1);
+      const A following = shuffle_down(last.template widened<A>(spot(0)), 1);
       const int left = left_of(slots, lane);
       next = lane < kWarp - 1 ? following : behind;
       if (left == kRun) {
-        next = behind_last(op, g, row_of(slots, lane), last.template widened<A>(kRun - 1));
+        next = behind_last(op, g, row_of(slots, lane), last.template widened<A>(spot(kRun - 1)));
       } else if (left > 0 && left < kRun) {
 #pragma unroll
         for (int i = 1; i < kRun; ++i)
           if (i == left)
-            last.replace(i, narrow<T>(behind_last(op, g, row_of(slots, lane), last.template widened<A>(i - 1))));
+            last.replace(spot(i),
+                         narrow<T>(behind_last(op, g, row_of(slots, lane), last.template widened<A>(spot(i - 1)))));
       }
     }
   }
@@ -233,9 +258,14 @@ struct Share {
   // Element i of the lane's run.
   __device__ __forceinline__ typename Op::Item item(int i, uint32_t position, uint32_t onward) {
     typename Op::Item item = {};
-    for_each<kInputs>([&](auto k) { item.in[k()] = held<k()>(raw).template widened<A>(i); });
-    if constexpr (Op::kNeighbour)
-      item.next = i + 1 < kRun ? held<kLast>(raw).template widened<A>(i + 1 < kRun ? i + 1 : i) : next;
+    for_each<kInputs>([&](auto k) { item.in[k()] = held<k()>(raw).template widened<A>(spot(i)); });
+    if constexpr (kRestarts<Op>) {
+      // Any two numbers that differ where the sum starts again.
+      item.in[kLast] = A(held<kLast>(raw).word[spot(i) / 2] & (spot(i) % 2 ? 0xffff0000u : 0xffffu) ? 1 : 0);
+      item.next = A(0);
+    } else if constexpr (Op::kNeighbour) {
+      item.next = i + 1 < kRun ? held<kLast>(raw).template widened<A>(spot(i + 1 < kRun ? i + 1 : i)) : next;
+    }
     if constexpr (Op::kPosition) item.position = position + uint32_t(i) * onward;
     return item;
   }
@@ -296,12 +326,26 @@ struct Share {
     }
     return true;
   }
-  // For operators with kRestarts: whether the sum doesn't start again within the run.
-  __device__ __forceinline__ bool goes_on() {
-    const auto &last = held<kLast>(raw);
-    uint32_t differ = 0;
-    for (const uint32_t word : last.word) differ |= word ^ twice_low(last.word[0]);
-    return differ == 0 && !Op::record(item(kRun - 1, 0, 0));
+  // For operators with kRestarts: puts in the place of the last input where elements and their neighbours differ.
+  __device__ __forceinline__ void find_restarts() {
+    if constexpr (kRestarts<Op>) {
+      using T = at<kLast, typename Op::Inputs>;
+      auto &last = held<kLast>(raw);
+      Packed<T, 2> behind;
+      behind.put_pair(0, float(next), float(next));
+      uint32_t differ = 0;
+      for (const uint32_t word : last.word) differ |= word ^ behind.word[0];
+      steady = differ == 0;
+      if (steady) return;
+      uint32_t behind_pair = one_zero_one_nan<T>(behind.word[0]);
+#pragma unroll
+      for (int i = kRun / 2 - 1; i >= 0; --i) {
+        uint32_t &word = last.word[spot(2 * i) / 2];
+        const uint32_t pair = one_zero_one_nan<T>(word);
+        word = pair ^ (kBack ? __byte_perm(behind_pair, pair, 0x5432) : __byte_perm(pair, behind_pair, 0x5432));
+        behind_pair = pair;
+      }
+    }
   }
 
   // The maps up to the end of each lane's run, within its row.
@@ -316,8 +360,8 @@ struct Share {
       own = turned(op.flags.smallest ? extreme_of_run<true>() : extreme_of_run<false>(), op.flags.smallest);
       if (own == A(0) && zeros_of_both_signs(kNoZeros)) own = fold_run(nullptr);
     } else if constexpr (kRestarts<Op>) {
-      if (goes_on()) {
-        own = op.map(get(0));
+      if (steady) {
+        own = op.map_of(get(0).in[0], false);
 #pragma unroll
         for (int i = 1; i < kRun; ++i) own.sum = add(own.sum, get(i).in[0]);
       } else {
@@ -361,11 +405,22 @@ struct Share {
   __device__ __forceinline__ static void store_one(const Slots &slots, U *own, int64_t step, bool vectors,
                                                    bool backward, Packed<U, kRun> &run, std::byte *stage, int lane) {
     using P = Packed<U, kRun>;
-    const int first = mixed<P::kPieces>(lane * P::kPieces);
+    if constexpr (P::kPieces == 1) {
+      if (vectors) {
+        run.turn_if(backward != kBack);
+        const int place = slots.place(lane * kRun);
+        if (!kShort || whole_run(slots, lane)) run.store(backward ? own - (place + kRun - 1) : own + place);
+        return;
+      }
+    }
+    // Runs from the far end make rows in the order of memory.
+    const bool mirrored = kBack && vectors && backward;
+    if constexpr (kBack) run.turn_if(!mirrored);
+    const int first_piece = (mirrored ? lane ^ (lanes(slots) - 1) : lane) * P::kPieces;
+    const int first = mixed<P::kPieces>(first_piece);
 #pragma unroll
     for (int p = 0; p < P::kPieces; ++p) {
-      const int piece =
-          std::has_single_bit(unsigned(P::kPieces)) ? first ^ p : mixed<P::kPieces>(lane * P::kPieces + p);
+      const int piece = std::has_single_bit(unsigned(P::kPieces)) ? first ^ p : mixed<P::kPieces>(first_piece + p);
       run.store_piece(p, stage + piece * P::kPieceBytes);
     }
     __syncwarp();
@@ -374,19 +429,22 @@ struct Share {
 #pragma unroll
       for (int p = 0; p < P::kPieces; ++p) piece[p].load(stage + mixed<P::kPieces>(p * kWarp + lane) * P::kPieceBytes);
       if ((1 << slots.shift) >= kItems) {
-        const int onward = backward ? -kWarp * P::kPieceItems : kWarp * P::kPieceItems;
-        U *to = own + (backward ? 1 - (lane + 1) * P::kPieceItems : lane * P::kPieceItems);
+        const bool down = backward && !mirrored;
+        const int onward = down ? -kWarp * P::kPieceItems : kWarp * P::kPieceItems;
+        U *to = own + (down ? 1 - (lane + 1) * P::kPieceItems : lane * P::kPieceItems) - (mirrored ? kItems - 1 : 0);
 #pragma unroll
         for (int p = 0; p < P::kPieces; ++p) {
-          piece[p].turn_if(backward);
-          piece[p].store(to + p * onward);
+          if constexpr (!kBack) piece[p].turn_if(backward);
+          if (!kShort || slots.exists((p * kWarp + lane) * P::kPieceItems)) piece[p].store(to + p * onward);
         }
       } else {
 #pragma unroll
         for (int p = 0; p < P::kPieces; ++p) {
-          U *to = address(slots, own, step, (p * kWarp + lane) * P::kPieceItems);
-          piece[p].turn_if(backward);
-          piece[p].store(backward ? to - (P::kPieceItems - 1) : to);
+          const int slot = (p * kWarp + lane) * P::kPieceItems;
+          U *to = kBack ? address(slots, mirrored ? own - ((1 << slots.shift) - 1) : own, 1, slot)
+                        : address(slots, own, step, slot) - (backward ? P::kPieceItems - 1 : 0);
+          if constexpr (!kBack) piece[p].turn_if(backward);
+          if (!kShort || slots.exists(slot)) piece[p].store(to);
         }
       }
     } else {
@@ -408,7 +466,7 @@ struct Share {
       if (scan_pairs(op, value, held<0>(outputs))) return;
     }
     if constexpr (kRestarts<Op>) {
-      if (goes_on()) {
+      if (steady) {
         for (uint32_t &word : held<0>(outputs).word) word = 0;
         return;
       }
@@ -418,7 +476,7 @@ struct Share {
     run<kRun>(
         op, value, common, [&](int i) { return item(i, position, onward(op)); }, again,
         [&](int i, const typename Op::Result &result, const typename Op::Value &after) {
-          keep<Op, kRun>(outputs, i, result, pending);
+          keep<Op, kRun, kBack>(outputs, i, result, pending);
           if constexpr (Op::kFinal) {
             if (slots.place(lane * kRun) + i == slots.left - 1 && slots.exists(lane * kRun + i))
               store_final<Op>(g, row_of(slots, lane), after);
@@ -432,14 +490,14 @@ struct Share {
   }
   __device__ __forceinline__ void finish(const Op &op, const Geometry &g, const Accesses &access, const Slots &slots,
                                          const Rows &rows, typename Op::Value value, std::byte *stage, int lane) {
-    const bool full = __all_sync(kAll, whole_run(slots, lane));
+    const bool whole = pieces(slots, lane);
     Held<typename Op::Outputs, kRun> outputs;
     this->outputs(op, g, slots, value, lane, outputs, reader(g, slots, rows, lane));
     for_each<Op::Outputs::size>([&](auto k) {
       using U = at<k(), typename Op::Outputs>;
       constexpr int slot = kInputs + k();
       if (Op::Outputs::size == 1 || g.data[slot])
-        store_one(slots, own_row<U>(g, slot, slots, rows), g.step[slot], full && access.of[slot] != kStrided,
+        store_one(slots, own_row<U>(g, slot, slots, rows), g.step[slot], whole && access.of[slot] != kStrided,
                   access.of[slot] == kBackward, held<k()>(outputs), stage, lane);
     });
   }

@@ -19,7 +19,8 @@
 
 namespace baracuda::scan {
 
-// A lane's elements are an odd number of sixteen-byte pieces, so that a warp reads them without bank conflicts.
+// A lane's elements are an odd number of sixteen-byte pieces, so that a warp reads them without bank conflicts. Results
+// take the place of an input whose elements are as wide, or where there is none their own.
 template <class Op, int kRun, int kWarps, int kGroups, int kStages>
 struct StreamShape {
   static constexpr int kInputs = Op::Inputs::size;
@@ -29,10 +30,24 @@ struct StreamShape {
   static constexpr int kTile = kWarps * kItems;
   static constexpr int kRunBytes = kRun * kSize;
   static constexpr int kShareBytes = kItems * kSize;
-  static constexpr int kTileBytes = kTile * kSize;
   static constexpr int kWorkers = kGroups * kWarps;
   static constexpr int kThreads = (kWorkers + 3) * kWarp;
-  static constexpr size_t kSharedBytes = size_t(kStages) * kTileBytes * kInputs;
+  template <int k>
+  static constexpr int kOutputSize = int(sizeof(at<k, typename Op::Outputs>));
+  // Where an output's part of a stage begins, in bytes; of the one behind the last, how long a stage is.
+  template <int k>
+  static constexpr int output_offset() {
+    if constexpr (k < kInputs && k < kOutputs) {
+      if (kOutputSize<k> == kSize) return k * kTile * kSize;
+    }
+    int offset = kInputs * kTile * kSize;
+    [&]<int... j>(std::integer_sequence<int, j...>) {
+      ((offset += j < kInputs && kOutputSize<j> == kSize ? 0 : kTile * kOutputSize<j>), ...);
+    }(std::make_integer_sequence<int, k>{});
+    return offset;
+  }
+  static constexpr int kStageBytes = output_offset<kOutputs>();
+  static constexpr size_t kSharedBytes = size_t(kStages) * kStageBytes;
   static_assert(kRunBytes % 32 == 16);
   static_assert(kStages <= kWarp);
 
@@ -63,25 +78,41 @@ struct StreamShape {
 
 // Where in an operand's part of a stage the elements of a tile lie, in bytes; from `inner_low` to `inner_high` the copy
 // engine takes them.
-template <class S, bool kReverse>
+template <int kTile, int kSize, bool kReverse>
 struct Extent {
   int low;
   int high;
   int inner_low;
   int inner_high;
   __device__ __forceinline__ explicit Extent(int count)
-      : low(kReverse ? (S::kTile - count) * S::kSize : 0),
-        high(low + count * S::kSize),
+      : low(kReverse ? (kTile - count) * kSize : 0),
+        high(low + count * kSize),
         inner_low((low + 15) & ~15),
         inner_high(max(high & ~15, inner_low)) {}
   __device__ __forceinline__ uint32_t inner_bytes() const { return uint32_t(inner_high - inner_low); }
   // The others.
   template <class T>
   __device__ __forceinline__ void copy_edges(std::byte *to, const std::byte *from) const {
-    for (int at = low; at < min(inner_low, high); at += S::kSize)
+    for (int at = low; at < min(inner_low, high); at += kSize)
       *reinterpret_cast<T *>(to + at) = *reinterpret_cast<const T *>(from + at);
-    for (int at = inner_high; at < high; at += S::kSize)
+    for (int at = inner_high; at < high; at += kSize)
       *reinterpret_cast<T *>(to + at) = *reinterpret_cast<const T *>(from + at);
+  }
+};
+
+// Elements of a lane's run once more, from its inputs' places in a stage. What lies beyond the row's end is any number,
+// which shows in no output.
+template <class Op, int kRun, bool kReverse>
+struct StageReader {
+  static constexpr bool kShared = true;
+  const std::byte *run[Op::Inputs::size];
+  __device__ __forceinline__ typename Op::Item operator()(int i) const {
+    typename Op::Item item = {};
+    for_each<Op::Inputs::size>([&](auto k) {
+      using T = at<k(), typename Op::Inputs>;
+      item.in[k()] = widen<typename Op::Acc>(reinterpret_cast<const T *>(run[k()])[kReverse ? kRun - 1 - i : i]);
+    });
+    return item;
   }
 };
 
@@ -107,14 +138,19 @@ __global__ void __launch_bounds__(StreamShape<Op, kRun, kWarps, kGroups, kStages
   using Task = typename S::Task;
   using Map = typename Op::Map;
   using Value = typename Op::Value;
-  using Tile = Share<Op, kRun>;
+  // Runs lie in registers as they do in memory, unless that would be a kernel's code for something rare.
+  constexpr bool kBack = kReverse && kFromFarEnd<Op, kRun>;
+  using Tile = Share<Op, kRun, false, kBack>;
   static_assert(kGroups * (kAhead + 1) < kStages);
   extern __shared__ __align__(128) std::byte ring_bytes[];
   __shared__ typename S::Control control;
   const int lane = int(threadIdx.x) % kWarp;
   const int warp = int(threadIdx.x) / kWarp;
-  const auto region = [&](int stage, int operand) {
-    return ring_bytes + (size_t(stage) * S::kInputs + operand) * S::kTileBytes;
+  const auto input = [&](int stage, int operand) {
+    return ring_bytes + size_t(stage) * S::kStageBytes + operand * (S::kTile * S::kSize);
+  };
+  const auto output = [&](int stage, auto k) {
+    return ring_bytes + size_t(stage) * S::kStageBytes + S::template output_offset<k()>();
   };
   wait_for_earlier_work();
   if (threadIdx.x == 0) {
@@ -153,7 +189,6 @@ __global__ void __launch_bounds__(StreamShape<Op, kRun, kWarps, kGroups, kStages
       uint64_t *gate = &control.full[ring.stage];
       if (i >= kStages) {
         pass(&control.finished[ring.stage], ring.parity ^ 1);
-        const Extent<S, kReverse> extent(task.count);
         const bool cut = task.count < S::kTile;
         if (cut) {
           pass(&control.written[ring.stage], written_parities >> ring.stage & 1);
@@ -163,7 +198,8 @@ __global__ void __launch_bounds__(StreamShape<Op, kRun, kWarps, kGroups, kStages
           using U = at<k(), typename Op::Outputs>;
           std::byte *to = task.out[k()];
           if (S::kOutputs > 1 && !to) return;
-          const std::byte *from = region(ring.stage, k());
+          const Extent<S::kTile, int(sizeof(U)), kReverse> extent(task.count);
+          const std::byte *from = output(ring.stage, k);
           if (extent.inner_bytes() > 0)
             bulk_store(to + extent.inner_low, from + extent.inner_low, extent.inner_bytes());
           if (cut) extent.template copy_edges<U>(to, from);
@@ -192,8 +228,8 @@ __global__ void __launch_bounds__(StreamShape<Op, kRun, kWarps, kGroups, kStages
       const int64_t first = int64_t(place) * S::kTile;
       const int64_t left = g.length - first;
       const int count = int(min(left, int64_t(S::kTile)));
-      const auto origin = [&](int operand) {
-        return g.data[operand] + (offsets[operand] + (kReverse ? -first - (S::kTile - 1) : first)) * S::kSize;
+      const auto origin = [&](int operand, int size) {
+        return g.data[operand] + (offsets[operand] + (kReverse ? -first - (S::kTile - 1) : first)) * size;
       };
       if (i >= kStages) wait_for_bulk_reads();
       task.tile = tile;
@@ -201,31 +237,34 @@ __global__ void __launch_bounds__(StreamShape<Op, kRun, kWarps, kGroups, kStages
       task.count = count;
       task.ends = left == count;
       task.row = row;
-      for_each<S::kOutputs>(
-          [&](auto k) { task.out[k()] = g.data[S::kInputs + k()] ? origin(S::kInputs + k()) : nullptr; });
-      const Extent<S, kReverse> extent(count);
+      for_each<S::kOutputs>([&](auto k) {
+        constexpr int slot = S::kInputs + k();
+        task.out[k()] = g.data[slot] ? origin(slot, S::template kOutputSize<k()>) : nullptr;
+      });
+      const auto behind = [](int bytes) { return kReverse ? -bytes : S::kTile * S::kSize; };
+      const Extent<S::kTile, S::kSize, kReverse> extent(count);
       const bool follows = Op::kNeighbour && left > count;
       // Sixteen bytes may be more than what is left of the row.
       const bool follows_whole = follows && (left - count) * S::kSize >= 16;
       std::byte *beyond = control.beyond[ring.stage];
       if (count < S::kTile) {
         for_each<S::kInputs>([&](auto k) {
-          extent.template copy_edges<at<k(), typename Op::Inputs>>(region(ring.stage, k()), origin(k()));
+          extent.template copy_edges<at<k(), typename Op::Inputs>>(input(ring.stage, k()), origin(k(), S::kSize));
         });
       }
       if (follows && !follows_whole) {
         using T = at<S::kInputs - 1, typename Op::Inputs>;
         *reinterpret_cast<T *>(beyond + (kReverse ? 16 - S::kSize : 0)) =
-            *reinterpret_cast<const T *>(origin(S::kInputs - 1) + (kReverse ? -S::kSize : S::kTileBytes));
+            *reinterpret_cast<const T *>(origin(S::kInputs - 1, S::kSize) + behind(S::kSize));
       }
       arrive_and_announce(gate, extent.inner_bytes() * S::kInputs + (follows_whole ? 16 : 0));
       if (extent.inner_bytes() > 0) {
         for_each<S::kInputs>([&](auto k) {
-          bulk_load(region(ring.stage, k()) + extent.inner_low, origin(k()) + extent.inner_low, extent.inner_bytes(),
-                    gate);
+          bulk_load(input(ring.stage, k()) + extent.inner_low, origin(k(), S::kSize) + extent.inner_low,
+                    extent.inner_bytes(), gate);
         });
       }
-      if (follows_whole) bulk_load(beyond, origin(S::kInputs - 1) + (kReverse ? -16 : S::kTileBytes), 16, gate);
+      if (follows_whole) bulk_load(beyond, origin(S::kInputs - 1, S::kSize) + behind(16), 16, gate);
     }
     wait_for_bulk_stores();
     return;
@@ -294,15 +333,15 @@ __global__ void __launch_bounds__(StreamShape<Op, kRun, kWarps, kGroups, kStages
   };
   const auto take = [&](Tile &tile, int stage, const Task &task) {
     for_each<S::kInputs>([&](auto k) {
-      held<k()>(tile.raw).load(region(stage, k()) + run * S::kRunBytes);
-      held<k()>(tile.raw).turn_if(kReverse);
+      held<k()>(tile.raw).load(input(stage, k()) + run * S::kRunBytes);
+      held<k()>(tile.raw).turn_if(kReverse && !kBack);
     });
     typename Op::Acc beyond = typename Op::Acc(0);
     if constexpr (Op::kNeighbour) {
       using T = at<S::kInputs - 1, typename Op::Inputs>;
       if (lane == kWarp - 1) {
         const std::byte *next =
-            region(stage, S::kInputs - 1) + (kReverse ? run * S::kRunBytes - S::kSize : (run + 1) * S::kRunBytes);
+            input(stage, S::kInputs - 1) + (kReverse ? run * S::kRunBytes - S::kSize : (run + 1) * S::kRunBytes);
         if (place == kWarps - 1) next = control.beyond[stage] + (kReverse ? 16 - S::kSize : 0);
         beyond = widen<typename Op::Acc>(*reinterpret_cast<const T *>(next));
       }
@@ -315,13 +354,20 @@ __global__ void __launch_bounds__(StreamShape<Op, kRun, kWarps, kGroups, kStages
         using T = at<k(), typename Op::Inputs>;
 #pragma unroll
         for (int i = 0; i < kRun; ++i)
-          if (i >= left) held<k()>(tile.raw).replace(i, T{});
+          if (i >= left) held<k()>(tile.raw).replace(Tile::spot(i), T{});
       });
       tile.find_next(op, g, slots, beyond, lane);
     } else if constexpr (Op::kNeighbour) {
-      const auto following = shuffle_down(held<S::kInputs - 1>(tile.raw).template widened<typename Op::Acc>(0), 1);
+      const auto following =
+          shuffle_down(held<S::kInputs - 1>(tile.raw).template widened<typename Op::Acc>(Tile::spot(0)), 1);
       tile.next = lane < kWarp - 1 ? following : beyond;
     }
+    tile.find_restarts();
+  };
+  const auto again = [&](int stage) {
+    StageReader<Op, kRun, kReverse> reader;
+    for (int k = 0; k < S::kInputs; ++k) reader.run[k] = input(stage, k) + run * S::kRunBytes;
+    return reader;
   };
   Map before[kAhead + 1];
   Common<Op> common[kAhead + 1] = {};
@@ -344,7 +390,7 @@ __global__ void __launch_bounds__(StreamShape<Op, kRun, kWarps, kGroups, kStages
       } else {
         Tile tile;
         take(tile, ring.stage, task);
-        const Map inclusive = tile.reduce(op, g, slots_of(task), lane);
+        const Map inclusive = tile.reduce(op, g, slots_of(task), lane, again(ring.stage));
         before[kAhead] = exclusive_of(op, inclusive, lane);
         common[kAhead] = tile.common;
         if (lane == kWarp - 1) {
@@ -362,10 +408,11 @@ __global__ void __launch_bounds__(StreamShape<Op, kRun, kWarps, kGroups, kStages
       pass(&control.ready[behind.stage], behind.parity);
       const Map within = place > 0 ? op.combine(control.lefts[behind.stage][place], before[0]) : before[0];
       Held<typename Op::Outputs, kRun> outputs;
-      tile.outputs(op, g, slots_of(task), op.apply(within, control.prefixes[behind.stage]), lane, outputs);
+      tile.outputs(op, g, slots_of(task), op.apply(within, control.prefixes[behind.stage]), lane, outputs,
+                   again(behind.stage));
       for_each<S::kOutputs>([&](auto k) {
-        held<k()>(outputs).turn_if(kReverse);
-        held<k()>(outputs).store(region(behind.stage, k()) + run * S::kRunBytes);
+        held<k()>(outputs).turn_if(kReverse && !kBack);
+        held<k()>(outputs).store(output(behind.stage, k) + run * (kRun * S::template kOutputSize<k()>));
       });
       show_copy_engine();
       // What the carrier itself reads, each lane shows for what it has written.
