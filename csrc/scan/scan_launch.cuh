@@ -9,6 +9,7 @@
 #include "scan/scan_columns.cuh"
 #include "scan/scan_rows.cuh"
 #include "scan/scan_stream.cuh"
+#include "scan/scan_strips.cuh"
 
 namespace baracuda::scan {
 
@@ -241,6 +242,15 @@ bool columns_are_vectors(const Geometry &g) {
       if (!aligned(g.stride[operand][axis] * size, bytes)) return false;
   }
   return true;
+}
+
+// For columns that are vectors of sixteen bytes.
+template <class Op, int kColumns, int kLines, int kWarps, int kStages, int kBlocks>
+void launch_strips(const Op &op, const Geometry &g, Stream stream) {
+  using S = StripShape<Op, kColumns, kLines, kWarps, kStages>;
+  const auto kernel = scan_strips<Op, kColumns, kLines, kWarps, kStages, kBlocks>;
+  allow_shared(reinterpret_cast<const void *>(kernel), S::kSharedBytes);
+  launch(kernel, {ceil_div(g.rows, kColumns * kWarp), kWarps * kWarp, S::kSharedBytes, true}, stream, op, g);
 }
 
 template <class Op, int kLines = Tuning<Op>::kLines, int kGroups = Tuning<Op>::kColumnGroups,
