@@ -10,9 +10,29 @@
 
 namespace baracuda::scan {
 
+// What finds columns without dividing: by the extent of the innermost row axis.
+struct ColumnFinder {
+  Divider inner;
+  bool divides = false;  // two row axes, and columns that 32 bits count
+};
+
+template <int kCount>
+__device__ __forceinline__ void column_offsets(const Geometry &g, const ColumnFinder &finder, int64_t column,
+                                               int64_t (&offset)[kCount]) {
+  if (finder.divides) {
+    const uint32_t outer = finder.inner.divide(uint32_t(column));
+    const uint32_t place = uint32_t(column) - outer * finder.inner.divisor;
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) offset[k] = outer * g.stride[k][0] + place * g.stride[k][1];
+  } else {
+    row_offsets(g, column, 0, offset);
+  }
+}
+
 struct ColumnTiles {
-  uint32_t across;  // tiles of columns
-  uint32_t down;    // tiles along the axis
+  Divider across;  // by the number of tiles of columns
+  uint32_t down;   // tiles along the axis
+  ColumnFinder finder;
   uint32_t *ticket;
   uint64_t *carries;  // one slot for each column
 };
@@ -20,6 +40,33 @@ struct ColumnTiles {
 // Whether neighbouring columns are pairs for kInPairs.
 template <class Op, int kColumns>
 constexpr bool kPairs = kInPairs<Op> && kColumns % 2 == 0;
+
+// Whether neighbouring columns are pairs for kRestarts.
+template <class Op, int kColumns>
+constexpr bool kRestartPairs = kRestarts<Op> && kColumns % 2 == 0;
+
+// All bits of a half where the elements of two pairs differ, as NaN does from anything.
+template <class T>
+__device__ __forceinline__ uint32_t differing_pair(uint32_t a, uint32_t b) {
+  uint32_t differ;
+  if constexpr (std::is_same_v<T, bfloat16>) {
+    asm("set.neu.u32.bf16x2 %0, %1, %2;" : "=r"(differ) : "r"(a), "r"(b));
+  } else {
+    asm("set.neu.u32.f16x2 %0, %1, %2;" : "=r"(differ) : "r"(a), "r"(b));
+  }
+  return differ;
+}
+// And where an element is a number.
+template <class T>
+__device__ __forceinline__ uint32_t numbers_of_pair(uint32_t pair) {
+  uint32_t numbers;
+  if constexpr (std::is_same_v<T, bfloat16>) {
+    asm("set.num.u32.bf16x2 %0, %1, %1;" : "=r"(numbers) : "r"(pair));
+  } else {
+    asm("set.num.u32.f16x2 %0, %1, %1;" : "=r"(numbers) : "r"(pair));
+  }
+  return numbers;
+}
 
 // Among a thread's lines and one more.
 template <int kColumns, class Line, int kLines, class More>
@@ -48,9 +95,9 @@ struct ColumnLines {
   Held<typename Op::Inputs, kColumns> lines[kLines];
   Packed<at<kLast, typename Op::Inputs>, kColumns> beyond;  // the last input's line behind these
   A next[kColumns];
+  Packed<at<kLast, typename Op::Inputs>, kColumns> next_pairs;
   Common<Op, kKeeps ? kLines : 0> common[kColumns];
   Map total[kColumns];
-  bool goes_on = false;
   int64_t column;
   int64_t first;  // of the lines, along the axis
   int64_t left;   // lines from there on
@@ -62,12 +109,14 @@ struct ColumnLines {
       using T = at<kLast, typename Op::Inputs>;
 #pragma unroll
       for (int j = 0; j < kColumns; ++j) next[j] = beyond.template widened<A>(j);
+      next_pairs = beyond;
       if (left <= kLines) {
 #pragma unroll
         for (int j = 0; j < kColumns; ++j) {
           // Read beyond the last line, this is that line's.
           const A behind = behind_last(op, g, there ? column + j : 0, next[j]);
           next[j] = behind;
+          next_pairs.replace(j, narrow<T>(behind));
 #pragma unroll
           for (int r = 1; r < kLines; ++r)
             if (r == left) held<kLast>(lines[r]).replace(j, narrow<T>(behind));
@@ -95,6 +144,17 @@ struct ColumnLines {
       });
       return item;
     };
+  }
+  // Which of two columns have a record in a line: all bits of a half, or none.
+  __device__ __forceinline__ uint32_t records_at(int r, int w) const {
+    using T = at<kLast, typename Op::Inputs>;
+    const uint32_t following =
+        r + 1 < kLines ? held<kLast>(lines[r + 1 < kLines ? r + 1 : r]).word[w] : next_pairs.word[w];
+    return differing_pair<T>(held<kLast>(lines[r]).word[w], following) & numbers_of_pair<T>(following);
+  }
+  // The sum, or zero behind a record.
+  __device__ __forceinline__ static A restarted(A sum, uint32_t records, int j) {
+    return __uint_as_float(__float_as_uint(sum) & ~__byte_perm(records, 0, j == 0 ? 0x9999 : 0xbbbb));
   }
   // Finds `total`, the map of each column's lines.
   template <class Start>
@@ -138,25 +198,23 @@ struct ColumnLines {
         }
       }
       if (zero && zeros_of_both_signs<kColumns>(lines, [](int) { return kNoZeros; })) fold_lines();
-    } else if constexpr (kRestarts<Op>) {
-      using P = Packed<at<kLast, typename Op::Inputs>, kColumns>;
-      uint32_t differ = 0;
+    } else if constexpr (kRestartPairs<Op, kColumns>) {
 #pragma unroll
-      for (int r = 1; r < kLines; ++r)
+      for (int w = 0; w < kColumns / 2; ++w) {
+        A sum[2];
+        uint32_t any = 0;
 #pragma unroll
-        for (int w = 0; w < P::kWords; ++w) differ |= held<kLast>(lines[r]).word[w] ^ held<kLast>(lines[0]).word[w];
-      goes_on = differ == 0;
+        for (int r = 0; r < kLines; ++r) {
+          const uint32_t records = records_at(r, w);
 #pragma unroll
-      for (int j = 0; j < kColumns; ++j) goes_on = goes_on && !Op::record(item_at(op, g, kLines - 1, j));
-      if (goes_on) {
-#pragma unroll
-        for (int j = 0; j < kColumns; ++j) {
-          total[j] = op.map(item_at(op, g, 0, j));
-#pragma unroll
-          for (int r = 1; r < kLines; ++r) total[j].sum = add(total[j].sum, item_at(op, g, r, j).in[0]);
+          for (int j = 0; j < 2; ++j) {
+            const A dy = held<0>(lines[r]).template widened<A>(2 * w + j);
+            sum[j] = restarted(r == 0 ? dy : add(sum[j], dy), records, j);
+          }
+          any |= records;
         }
-      } else {
-        fold_lines();
+#pragma unroll
+        for (int j = 0; j < 2; ++j) total[2 * w + j] = {sum[j], j == 0 ? any & 0xffffu : any >> 16};
       }
     } else {
       fold_lines();
@@ -164,7 +222,8 @@ struct ColumnLines {
   }
   // Stores the outputs, line by line: store(r, line). `value` comes before the lines.
   template <class Start, class Store>
-  __device__ __forceinline__ void run_all(const Op &op, const Geometry &g, const Start &start, Value (&value)[kColumns], const Store &store) {
+  __device__ __forceinline__ void run_all(const Op &op, const Geometry &g, const Start &start, Value (&value)[kColumns],
+                                          const Store &store) {
     Outputs outputs;
     [[maybe_unused]] A pending[Op::Outputs::size];
     if constexpr (kPairs<Op, kColumns>) {
@@ -192,13 +251,23 @@ struct ColumnLines {
         return;
       }
     }
-    if constexpr (kRestarts<Op>) {
-      if (goes_on) {
-        for (uint32_t &word : held<0>(outputs).word) word = 0;
+    if constexpr (kRestartPairs<Op, kColumns>) {
 #pragma unroll
-        for (int r = 0; r < kLines; ++r) store(r, outputs);
-        return;
+      for (int r = 0; r < kLines; ++r) {
+#pragma unroll
+        for (int w = 0; w < kColumns / 2; ++w) {
+          const uint32_t records = records_at(r, w);
+#pragma unroll
+          for (int j = 0; j < 2; ++j)
+            value[2 * w + j] = add(value[2 * w + j], held<0>(lines[r]).template widened<A>(2 * w + j));
+          outputs.items.put_pair(2 * w, value[2 * w], value[2 * w + 1]);
+          outputs.items.word[w] &= records;
+#pragma unroll
+          for (int j = 0; j < 2; ++j) value[2 * w + j] = restarted(value[2 * w + j], records, j);
+        }
+        store(r, outputs);
       }
+      return;
     }
     if constexpr (Op::kBased) {
       // Column by column; outputs take the place of the sums, or of the inputs.
@@ -275,11 +344,11 @@ __global__ void __launch_bounds__(kGroups *kWarp, kBlocks)
       if (lane == 0) ticket = atomicAdd(tiles.ticket, 1u);
       ticket = __shfl_sync(kAll, ticket, 0);
     }
-    const uint32_t down = ticket / tiles.across;
-    const uint32_t along = ticket - down * tiles.across;
+    const uint32_t down = tiles.across.divide(ticket);
+    const uint32_t along = ticket - down * tiles.across.divisor;
     const int64_t column = int64_t(along) * kTileColumns + lane * kColumns;
     int64_t start[Layout<Op>::kLines];
-    row_offsets(g, column < g.rows ? column : 0, 0, start);
+    column_offsets(g, tiles.finder, column < g.rows ? column : 0, start);
 #pragma unroll
     for (int k = 0; k < Layout<Op>::kLines; ++k) starts[k][lane] = start[k];
     if (lane == 0) {

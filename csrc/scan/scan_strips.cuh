@@ -18,35 +18,49 @@ __device__ __forceinline__ void wait_for_pieces() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
+// Has a value computed before what follows.
+template <class V>
+__device__ __forceinline__ void compute_now(V &value) {
+  Words<V> words = to_words(value);
+#pragma unroll
+  for (int i = 0; i < Words<V>::count; ++i) asm volatile("" : "+r"(words.word[i]));
+  value = from_words<V>(words);
+}
+
 template <class Op, int kColumns, int kLines, int kWarps, int kStages>
 struct StripShape {
   static constexpr int kInputs = Op::Inputs::size;
   static constexpr int kSize = Bytes<typename Op::Inputs>::widest();
-  static constexpr int kPieceColumns = 16 / kSize;
   static constexpr int kLineBytes = kWarp * kColumns * kSize;
   static constexpr int kInputBytes = kLines * kLineBytes;
   // With the line behind the last one, of the last input.
   static constexpr int kStageBytes = kInputs * kInputBytes + (Op::kNeighbour ? kLineBytes : 0);
-  // Of sixteen bytes, one for each lane.
+  static constexpr size_t kRingBytes = size_t(kWarps) * kStages * kStageBytes;
+  // What goes from warp to warp.
+  struct Control {
+    typename Op::Value carries[kWarps][kColumns][kWarp];  // before each warp's lines
+    uint64_t gates[kWarps];                               // which open when they are there
+  };
+  static constexpr size_t kControlBytes = sizeof(Control);
+  // Pieces of sixteen bytes, one for each lane.
+  static constexpr int kPieceColumns = 16 / kSize;
   static constexpr int kPiecesOfLine = kLineBytes / 16;
   static constexpr int kLinesAtOnce = kWarp / kPiecesOfLine;
-  static constexpr size_t kSharedBytes = size_t(kWarps) * kStages * kStageBytes;
   static_assert(Bytes<typename Op::Inputs>::all(kSize) && kWarp % kPiecesOfLine == 0 && kLines % kLinesAtOnce == 0);
 };
 
 template <class Op, int kColumns, int kLines, int kWarps, int kStages, int kBlocks>
 __global__ void __launch_bounds__(kWarps *kWarp, kBlocks)
-    scan_strips(const __grid_constant__ Op op, const __grid_constant__ Geometry g) {
+    scan_strips(const __grid_constant__ Op op, const __grid_constant__ Geometry g,
+                const __grid_constant__ ColumnFinder finder) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   using S = StripShape<Op, kColumns, kLines, kWarps, kStages>;
   using Value = typename Op::Value;
   constexpr int kInputs = S::kInputs;
   constexpr int kLast = kInputs - 1;
-  constexpr int kTurn = kWarps * kLines;
+  constexpr int kRound = kWarps * kLines;
   extern __shared__ __align__(16) std::byte ring_bytes[];
-  // Of each warp: the values before its lines, and the gate that opens when they are there.
-  __shared__ Value carries[kWarps][kColumns][kWarp];
-  __shared__ uint64_t gates[kWarps];
+  __shared__ typename S::Control control;
   const int lane = int(threadIdx.x) % kWarp;
   const int warp = int(threadIdx.x) / kWarp;
   std::byte *ring = ring_bytes + size_t(warp) * kStages * S::kStageBytes;
@@ -58,7 +72,7 @@ __global__ void __launch_bounds__(kWarps *kWarp, kBlocks)
   {
     const int64_t column = strip + lane % S::kPiecesOfLine * S::kPieceColumns;
     int64_t start[kInputs];
-    row_offsets(g, column < g.rows ? column : 0, 0, start);
+    column_offsets(g, finder, column < g.rows ? column : 0, start);
 #pragma unroll
     for (int k = 0; k < kInputs; ++k) from[k] = g.data[k] + start[k] * S::kSize;
   }
@@ -86,78 +100,75 @@ __global__ void __launch_bounds__(kWarps *kWarp, kBlocks)
     });
   };
 
-  ColumnLines<Op, kColumns, kLines> held_lines;
-  held_lines.column = strip + lane * kColumns;
-  held_lines.there = held_lines.column < g.rows;
-  int64_t starts[Layout<Op>::kLines];
-  row_offsets(g, held_lines.there ? held_lines.column : 0, 0, starts);
-  const auto start = [&](int k) { return starts[k]; };
-
-  if (kWarps > 1) {
-    if (threadIdx.x < kWarps) set_gate(&gates[threadIdx.x], kWarp);
-    __syncthreads();
-  }
-  wait_for_earlier_work();
-  let_next_kernel_start();
   const int64_t begin = int64_t(warp) * kLines;
+  wait_for_earlier_work();
 #pragma unroll 1
-  for (int s = 0; s < kStages; ++s) {
-    if (begin + s * kTurn < g.length) copy_lines(s, begin + s * kTurn);
+  for (int s = 0; s < kStages - 1; ++s) {
+    if (begin + s * kRound < g.length) copy_lines(s, begin + s * kRound);
     commit_pieces();
   }
-  Value carry[kColumns];
-#pragma unroll
-  for (int j = 0; j < kColumns; ++j)
-    carry[j] = held_lines.there && warp == 0 ? initial_value(op, g, held_lines.column + j) : op.start();
+  if (threadIdx.x < kWarps) set_gate(&control.gates[threadIdx.x], kWarp);
+  __syncthreads();
+  let_next_kernel_start();
 
+  ColumnLines<Op, kColumns, kLines> columns;
+  columns.column = strip + lane * kColumns;
+  columns.there = columns.column < g.rows;
+  int64_t starts[Layout<Op>::kLines];
+  column_offsets(g, finder, columns.there ? columns.column : 0, starts);
+  const auto start = [&](int k) { return starts[k]; };
   int stage = 0;
   uint32_t parity = warp == 0;
 #pragma unroll 1
-  for (int64_t first = begin; first < g.length; first += kTurn) {
-    held_lines.first = first;
-    held_lines.left = g.length - first;
-    wait_for_pieces<kStages - 1>();
+  for (int64_t first = begin; first < g.length; first += kRound) {
+    columns.first = first;
+    columns.left = g.length - first;
+    wait_for_pieces<kStages - 2>();
+    // All lanes' pieces are there, and all have taken those from the stage before.
     __syncwarp();
+    if (columns.left > int64_t(kStages - 1) * kRound)
+      copy_lines(stage > 0 ? stage - 1 : kStages - 1, first + int64_t(kStages - 1) * kRound);
+    commit_pieces();
     for_each<kInputs>([&](auto k) {
       using T = at<k(), typename Op::Inputs>;
       const std::byte *place = ring + stage * S::kStageBytes + k() * S::kInputBytes + lane * int(kColumns * sizeof(T));
 #pragma unroll
-      for (int r = 0; r < kLines; ++r) held<k()>(held_lines.lines[r]).load(place + r * S::kLineBytes);
-      if constexpr (Op::kNeighbour && k() == kLast) held_lines.beyond.load(place + kLines * S::kLineBytes);
+      for (int r = 0; r < kLines; ++r) held<k()>(columns.lines[r]).load(place + r * S::kLineBytes);
+      if constexpr (Op::kNeighbour && k() == kLast) columns.beyond.load(place + kLines * S::kLineBytes);
     });
-    __syncwarp();
-    if (held_lines.left > int64_t(kStages) * kTurn) copy_lines(stage, first + int64_t(kStages) * kTurn);
-    commit_pieces();
     stage = stage + 1 < kStages ? stage + 1 : 0;
 
-    held_lines.find_next(op, g);
-    held_lines.fold_all(op, g, start);
+    columns.find_next(op, g);
+    columns.fold_all(op, g, start);
     Value value[kColumns];
-    if (kWarps == 1 || first == 0) {
+    if (first == 0) {
 #pragma unroll
-      for (int j = 0; j < kColumns; ++j) value[j] = carry[j];
+      for (int j = 0; j < kColumns; ++j)
+        value[j] = columns.there ? initial_value(op, g, columns.column + j) : op.start();
     } else {
-      pass(&gates[warp], parity);
+      // The other warps wait for what comes after this gate, so nothing is put off until then.
 #pragma unroll
-      for (int j = 0; j < kColumns; ++j) value[j] = carries[warp][j][lane];
+      for (int j = 0; j < kColumns; ++j) compute_now(columns.total[j]);
+      pass(&control.gates[warp], parity);
+#pragma unroll
+      for (int j = 0; j < kColumns; ++j) value[j] = control.carries[warp][j][lane];
     }
     parity ^= 1;
+    if (columns.left > kLines) {
+      const int next_warp = warp + 1 < kWarps ? warp + 1 : 0;
 #pragma unroll
-    for (int j = 0; j < kColumns; ++j) carry[j] = op.apply(held_lines.total[j], value[j]);
-    if (kWarps > 1) {
-      const int to = warp + 1 < kWarps ? warp + 1 : 0;
-#pragma unroll
-      for (int j = 0; j < kColumns; ++j) carries[to][j][lane] = carry[j];
-      arrive(&gates[to]);
+      for (int j = 0; j < kColumns; ++j) control.carries[next_warp][j][lane] = op.apply(columns.total[j], value[j]);
+      arrive(&control.gates[next_warp]);
     }
-    const int count = held_lines.there ? int(min(held_lines.left, int64_t(kLines))) : 0;
+
+    const int count = columns.there ? int(min(columns.left, int64_t(kLines))) : 0;
     std::byte *to[Op::Outputs::size];
     for_each<Op::Outputs::size>([&](auto k) {
       using U = at<k(), typename Op::Outputs>;
       constexpr int slot = kInputs + k();
       to[k()] = g.data[slot] + (starts[slot] + first * g.step[slot]) * int64_t(sizeof(U));
     });
-    held_lines.run_all(op, g, start, value, [&](int r, const auto &line) {
+    columns.run_all(op, g, start, value, [&](int r, const auto &line) {
       for_each<Op::Outputs::size>([&](auto k) {
         using U = at<k(), typename Op::Outputs>;
         constexpr int slot = kInputs + k();
