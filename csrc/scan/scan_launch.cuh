@@ -58,7 +58,7 @@ struct Tuning {
                                        : kInputs == 1 && kPlain && !kTakenApart && (kWidest == 2 || !Op::kBased) ? 4
                                                                                                                  : 3;
   // Strips of columns, for halves: of float32, tiles are as fast. Memory is slow with lines of less than 256 bytes.
-  static constexpr bool kStrips = kPlain && kWidest == 2 && !Op::kRare;
+  static constexpr bool kStrips = kPlain && kWidest == 2 && Bytes<typename Op::Inputs>::all(2) && !Op::kRare;
   static constexpr int kStripColumns = 4;
   static constexpr int kStripWarps = kInputs == 1 ? 8 : 4;
   static constexpr int kStripStages = 3;

@@ -59,11 +59,11 @@ __global__ void __launch_bounds__(kWarps *kWarp, kBlocks)
   constexpr int kInputs = S::kInputs;
   constexpr int kLast = kInputs - 1;
   constexpr int kRound = kWarps * kLines;
-  extern __shared__ __align__(16) std::byte ring_bytes[];
+  extern __shared__ __align__(16) std::byte strip_bytes[];
   __shared__ typename S::Control control;
   const int lane = int(threadIdx.x) % kWarp;
   const int warp = int(threadIdx.x) / kWarp;
-  std::byte *ring = ring_bytes + size_t(warp) * kStages * S::kStageBytes;
+  std::byte *ring = strip_bytes + size_t(warp) * kStages * S::kStageBytes;
   const int64_t strip = int64_t(blockIdx.x) * (kColumns * kWarp);
 
   // A lane copies the same piece of every kLinesAtOnce-th line.
