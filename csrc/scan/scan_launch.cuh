@@ -9,6 +9,7 @@
 #include "scan/scan_columns.cuh"
 #include "scan/scan_rows.cuh"
 #include "scan/scan_stream.cuh"
+#include "scan/scan_strips.cuh"
 
 namespace baracuda::scan {
 
@@ -67,6 +68,12 @@ struct Tuning {
                                            ? 2
                                        : kInputs == 1 && kPlain && !kTakenApart && (kWidest == 2 || !Op::kBased) ? 4
                                                                                                                  : 3;
+  // Strips of columns, for halves: of float32, tiles are as fast. Memory is slow with lines of less than 256 bytes.
+  static constexpr bool kStrips = kPlain && kWidest == 2 && Bytes<typename Op::Inputs>::all(2) && !Op::kRare;
+  static constexpr int kStripColumns = 4;
+  static constexpr int kStripWarps = kInputs == 1 ? 8 : 4;
+  static constexpr int kStripStages = 3;
+  static constexpr int kStripBlocks = 2;
 };
 template <class Op>
 constexpr int kLongTile = Tuning<Op>::kLongWarps * Share<Op, Tuning<Op>::kLongRun>::kItems;
@@ -78,6 +85,8 @@ constexpr int kFewestRowWarps = 2;
 // With fewer columns than this, tiles of columns leave the card idle while carries pass along the
 // axis, and strided rows are better.
 constexpr int64_t kColumnsThatPay = 512;
+// From this many columns on, a block for each strip fills the card.
+constexpr int64_t kColumnsThatFill = 16384;
 
 inline bool aligned(int64_t value, int64_t bytes) { return value % bytes == 0; }
 
@@ -217,6 +226,13 @@ void launch_stream(const Op &op, const Geometry &g, std::byte *base, Stream stre
   launch(kernel, {blocks, S::kThreads, S::kSharedBytes, true}, stream, op, g, workspace.tiles);
 }
 
+inline ColumnFinder finder_of(const Geometry &g) {
+  ColumnFinder finder;
+  finder.divides = g.rank == 2 && g.rows <= int64_t(UINT32_MAX);
+  if (finder.divides) finder.inner = Divider(uint32_t(g.extent[1]));
+  return finder;
+}
+
 // One slot for each column's carry, zeroed by a kernel of its own.
 template <class Op>
 struct ColumnWorkspace {
@@ -235,7 +251,8 @@ struct ColumnWorkspace {
 template <class Op, int kColumns, int kLines, int kGroups, int kBlocks>
 void launch_columns_of(const Op &op, const Geometry &g, std::byte *base, Stream stream) {
   ColumnTiles tiles = {};
-  tiles.across = uint32_t(ceil_div(g.rows, kColumns * kWarp));
+  tiles.across = Divider(uint32_t(ceil_div(g.rows, kColumns * kWarp)));
+  tiles.finder = finder_of(g);
   tiles.down = uint32_t(ceil_div(g.length, kLines * kGroups));
   if (tiles.down > 1) {
     const ColumnWorkspace<Op> workspace(g, base);
@@ -244,7 +261,7 @@ void launch_columns_of(const Op &op, const Geometry &g, std::byte *base, Stream 
     clear(base, workspace.bytes, stream);
   }
   const auto kernel = scan_columns<Op, kColumns, kLines, kGroups, kBlocks>;
-  launch(kernel, {int64_t(tiles.across) * tiles.down, kGroups * kWarp, 0, true}, stream, op, g, tiles);
+  launch(kernel, {int64_t(tiles.across.divisor) * tiles.down, kGroups * kWarp, 0, true}, stream, op, g, tiles);
 }
 
 // Whether neighbouring columns can be read together: they are neighbours in every operand.
@@ -265,9 +282,34 @@ bool columns_are_vectors(const Geometry &g) {
   return true;
 }
 
+template <class Op, int kColumns = Tuning<Op>::kStripColumns, int kLines = Tuning<Op>::kLines,
+          int kWarps = Tuning<Op>::kStripWarps, int kStages = Tuning<Op>::kStripStages,
+          int kBlocks = Tuning<Op>::kStripBlocks>
+void launch_strips(const Op &op, const Geometry &g, Stream stream) {
+  using S = StripShape<Op, kColumns, kLines, kWarps, kStages>;
+  const auto kernel = scan_strips<Op, kColumns, kLines, kWarps, kStages, kBlocks>;
+  allow_shared(reinterpret_cast<const void *>(kernel), S::kRingBytes);
+  launch(kernel, {ceil_div(g.rows, kColumns * kWarp), kWarps * kWarp, S::kRingBytes, true}, stream, op, g,
+         finder_of(g));
+}
+
+// Whether there are columns for strips, and the device has the barriers and the shared memory.
+template <class Op>
+bool strips_do(const Geometry &g) {
+  using S =
+      StripShape<Op, Tuning<Op>::kStripColumns, Tuning<Op>::kLines, Tuning<Op>::kStripWarps, Tuning<Op>::kStripStages>;
+  return g.rows >= kColumnsThatFill && g.length > Tuning<Op>::kLines * Tuning<Op>::kColumnGroups &&
+         DeviceGuard::kernels_can_wait() &&
+         attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) >= int(S::kRingBytes + S::kControlBytes) &&
+         columns_are_vectors<Op, S::kPieceColumns>(g);
+}
+
 template <class Op, int kLines = Tuning<Op>::kLines, int kGroups = Tuning<Op>::kColumnGroups,
           int kBlocks = Tuning<Op>::kColumnBlocks>
 void launch_columns(const Op &op, const Geometry &g, std::byte *base, Stream stream) {
+  if constexpr (Tuning<Op>::kStrips) {
+    if (strips_do<Op>(g)) return launch_strips(op, g, stream);
+  }
   constexpr int kColumns = Tuning<Op>::kColumns;
   if constexpr (kColumns > 1) {
     if (columns_are_vectors<Op, kColumns>(g)) {
