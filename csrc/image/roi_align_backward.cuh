@@ -27,6 +27,7 @@ constexpr int kRing = 4;
 // RoIs that a block looks at before it works on those that touch its tile; of these, steps that it prepares.
 constexpr int kRoiBatch = 1024;
 constexpr int kMostSteps = 64;
+constexpr size_t kTileLists = kRoiBatch / kLanes * sizeof(uint32_t) + kRoiBatch * sizeof(uint16_t);
 // A channel's sums of a row, in turn; lanes lie in different banks.
 constexpr int kTurnedRow = kTileSide + 1;
 constexpr int kListThreads = 2 * kLanes;
@@ -399,6 +400,10 @@ class RoiTile {
       }
     }
     const int32_t rows = step.rows;
+    // All at once, rather than where they are wanted.
+    Real down[kRows][kTileSide];
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) load_weights(down[r], step.y[r]);
 #pragma unroll
     for (int r = 0; r < kRows; ++r)
 #pragma unroll
@@ -406,10 +411,10 @@ class RoiTile {
         if (!(rows & 1 << (r * kRowBits + i / 2))) continue;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          const Real some = step.y[r][i + half];
-          if (kCareful && some == 0) continue;
+          const Real share = down[r][i + half];
+          if (kCareful && share == 0) continue;
 #pragma unroll
-          for (int j = 0; j < kTileSide; ++j) sum_[i + half][j] += some * line[r][j];
+          for (int j = 0; j < kTileSide; ++j) sum_[i + half][j] += share * line[r][j];
         }
       }
   }
@@ -601,7 +606,7 @@ __global__ void __launch_bounds__(kMostTileThreads, sizeof(T) == sizeof(double) 
           } while (begin < total);
         }
       }
-      if (careful || !__syncthreads_or(!tile.finite())) break;
+      if (careful || !touched || !__syncthreads_or(!tile.finite())) break;
       tile.clear();
     }
     if (call.cleared && !touched) continue;
@@ -810,7 +815,7 @@ void roi_align_backward_cuda_of(const RoiAlignBackward &call, Stream stream) {
   constexpr size_t kTurn = kLanes * kTurnedRow * sizeof(Real);
   const size_t room = size_t(warps) * (tiles.ahead ? std::max(kTurn, size_t(RoiRing<T>::kBytes)) : kTurn);
   const auto run = [&](auto kernel) {
-    allow_roi_shared(kernel, room);
+    allow_roi_shared(kernel, room, sizeof(TileStep<Real>) * kMostSteps + kTileLists);
     launch(kernel, {std::min(tiles.tasks, kMostBlocks), int(warps) * kLanes, room, true}, stream, tiles);
   };
   if (tiles.splits > 1)
