@@ -23,10 +23,10 @@ constexpr int kStepRows = 2;
 // A bit for each pair of a tile's rows.
 constexpr int kRowBits = kTileSide / 2;
 // Steps whose gradients a warp has in shared memory or on their way there.
-constexpr int kRing = 4;
+constexpr int kRing = 3;
 // RoIs that a block looks at before it works on those that touch its tile; of these, steps that it prepares.
 constexpr int kRoiBatch = 1024;
-constexpr int kMostSteps = 64;
+constexpr int kMostSteps = 96;
 constexpr size_t kTileLists = kRoiBatch / kLanes * sizeof(uint32_t) + kRoiBatch * sizeof(uint16_t);
 // A channel's sums of a row, in turn; lanes lie in different banks.
 constexpr int kTurnedRow = kTileSide + 1;
@@ -218,7 +218,7 @@ class RoiRing {
     advance(to_, filled_);
   }
 
-  // For the oldest slot of those that were filled, if fewer than kRing are.
+  // For the oldest slot; all but one are filled or being filled.
   __device__ __forceinline__ void wait() const {
     asm volatile("cp.async.wait_group %0;" ::"n"(kRing - 2) : "memory");
     __syncwarp();
