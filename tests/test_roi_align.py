@@ -204,7 +204,9 @@ def test_kernels_under_the_sanitizer(backend: Backend, problem: str, layout: str
     shape, count, pooled, rule = PROBLEMS[problem]
     rng = np.random.default_rng(3)
     rois = draw_rois(rng, count, shape, strange=True, scale=rule["scale"])
-    check(backend, draw(rng, shape, dtype), rois, pooled, rule, layouts=(layout, layout), misalign=1)
+    # By a word: 16-bit gradients are copied by words, too.
+    misalign = {"float32": 1, "bfloat16": 2}[dtype]
+    check(backend, draw(rng, shape, dtype), rois, pooled, rule, layouts=(layout, layout), misalign=misalign)
 
 
 @pytest.mark.parametrize("layout", sorted({*INPUT_LAYOUTS, *OUTPUT_LAYOUTS}))
@@ -324,21 +326,24 @@ def test_more_rois_than_a_block_looks_at(backend: Backend) -> None:
 
 @pytest.mark.parametrize("layout", ["row_major", "channels_last"])
 @pytest.mark.parametrize("value", [1e38, -3e38, np.nan, np.inf])
-def test_huge_gradients_stay_where_their_weights_are(backend: Backend, value: float, layout: str) -> None:
+@pytest.mark.parametrize("channel", [5, 33])
+def test_huge_gradients_stay_where_their_weights_are(
+    backend: Backend, channel: int, value: float, layout: str
+) -> None:
     """Beside a bin of them, in its RoI, its channel and its tile, all is as without it."""
     rng = np.random.default_rng(13)
     shape = (1, 34, 20, 20)
     rois = np.array([[0, 1, 1, 18, 18], [0, 4, 2, 12, 14]], np.float32)
     dy = draw(rng, (2, 34, 7, 7), "float32")
     rule = rule_of(1.0, 2, True)
-    dy[0, 33, 3, 3] = 0
+    dy[0, channel, 3, 3] = 0
     plain = backward(backend, dy, rois, shape, rule, layouts=(layout, layout))
-    dy[0, 33, 3, 3] = 1
+    dy[0, channel, 3, 3] = 1
     reached = backward(backend, dy, rois, shape, rule, layouts=(layout, layout)) != plain
-    dy[0, 33, 3, 3] = value
+    dy[0, channel, 3, 3] = value
     huge = backward(backend, dy, rois, shape, rule, layouts=(layout, layout))
-    assert reached[0, 33].any()
-    assert not reached[0, :33].any()
+    assert reached[0, channel].any()
+    assert not np.delete(reached[0], channel, 0).any()
     assert_same_bits(huge[~reached], plain[~reached])
     assert_close(huge, reference.roi_align_backward(dy, rois, shape, np.float32, **rule))
 

@@ -33,12 +33,8 @@ __global__ void __launch_bounds__(kAddThreads) roi_align_add(const __grid_consta
   for (int64_t task = blockIdx.x; task < call.tasks; task += gridDim.x) {
     copy_record(shared, call.records.data + task % problem.rois * call.records.bytes, kAddThreads);
     __syncthreads();
-    const RoiHead &head = *reinterpret_cast<const RoiHead *>(shared);
-    const int32_t *const rows_begin = RoiRecords::numbers(shared);
-    const int32_t *const columns_begin = call.records.columns_begin(shared);
-    const int32_t *const counts = columns_begin + problem.pooled_w + 1;
-    const RoiEntry<T> *const rows = reinterpret_cast<const RoiEntry<T> *>(shared + head.rows_at);
-    const RoiEntry<T> *const columns = reinterpret_cast<const RoiEntry<T> *>(shared + head.columns_at);
+    const auto [head, rows_begin, columns_begin, counts, rows, columns] =
+        lists_of<T>(call.records, shared, problem.pooled_w);
     const int64_t c = task / problem.rois * kAddWarps + warp;
     const int32_t entries = c < problem.c && head.batch >= 0 ? columns_begin[problem.pooled_w] : 0;
     const T *const given = static_cast<const T *>(doutput.data) + doutput.plane(head.roi, c);

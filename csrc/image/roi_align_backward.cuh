@@ -2,7 +2,9 @@
 // RoI-align backward on the GPU, deterministic. The map is cut into tiles. A warp owns a tile, a lane a channel of it,
 // with the sums of all its cells in registers; it gathers from the RoIs that touch the tile, in their order. What a
 // RoI's bins weigh is worked out once, into the workspace. The warps of a block have the same tile, so they share what
-// they look up, and wait for each other little. Gradients are read where they are: few bins of a RoI reach a tile.
+// they look up, and wait for each other little. Gradients are read where they are, as few bins of a RoI reach a tile:
+// through shared memory, some steps ahead, two rows of bins by one instruction. They mostly lie in one line, and what
+// L2 can do is limited by requests, which are of a line, more than by bytes.
 #pragma once
 
 #include <algorithm>
@@ -15,11 +17,19 @@ constexpr int kTileSide = 8;
 // Warps of a block have the same tile and channels of their own.
 constexpr int kMostTileWarps = 8;
 constexpr int kMostTileThreads = kMostTileWarps * kLanes;
-// Neighbouring bins of a row that a step takes.
+// Neighbouring bins that a step takes: of a row, and rows.
 constexpr int kStepBins = 4;
+constexpr int kStepRows = 2;
+// A bit for each pair of a tile's rows.
+constexpr int kRowBits = kTileSide / 2;
+// Steps whose gradients a warp has in shared memory or on their way there.
+constexpr int kRing = 3;
 // RoIs that a block looks at before it works on those that touch its tile; of these, steps that it prepares.
 constexpr int kRoiBatch = 1024;
-constexpr int kMostSteps = 64;
+constexpr int kMostSteps = 96;
+constexpr size_t kTileLists = kRoiBatch / kLanes * sizeof(uint32_t) + kRoiBatch * sizeof(uint16_t);
+// What a block has at least, on the smallest cards.
+constexpr size_t kMostTileShared = 99 * 1024;
 // A channel's sums of a row, in turn; lanes lie in different banks.
 constexpr int kTurnedRow = kTileSide + 1;
 constexpr int kListThreads = 2 * kLanes;
@@ -126,6 +136,7 @@ struct RoiAlignTilesCall {
   int32_t parts;   // blocks that share the channels
   int64_t tasks;   // of all images and parts
   int32_t splits;
+  bool ahead;  // gradients go through shared memory
   // Where RoIs touch few tiles.
   int32_t touched_words;
   size_t touched_at;  // in shared memory
@@ -261,13 +272,16 @@ __device__ void clear_untouched(const RoiAlignTilesCall &call, const TouchedTile
   }
 }
 
-// What some neighbouring bins of a row add to a tile.
-template <class Real>
-struct alignas(kRoiVector) TileStep {
+struct alignas(kRoiVector) TileStepHead {
   int64_t offset;  // of the first bin's gradient, in elements
-  int32_t bins;
-  int32_t rows;  // a bit for each pair of rows with a weight
-  Real y[kTileSide];
+  int32_t bins;    // of a row
+  int32_t rows;    // a bit for each pair of the tile's rows with a weight, for one row of bins after the other
+};
+
+// What some neighbouring bins add to a tile.
+template <class Real>
+struct TileStep : TileStepHead {
+  alignas(kRoiVector) Real y[kStepRows][kTileSide];
   Real x[kStepBins][kTileSide];
 };
 
@@ -288,13 +302,118 @@ __device__ __forceinline__ void load_weights(Real (&into)[kTileSide], const Real
   }
 }
 
+// The next steps' gradients of a warp's channels, in shared memory. Lanes copy both rows of a few channels together.
+template <class T>
+class RoiRing {
+ public:
+  using Real = typename ImageReal<T>::type;
+
+  // Copies are of words. Where one has two elements, the first and the last may have one that isn't wanted.
+  static constexpr int kWordBytes = std::max(int(sizeof(T)), 4);
+  static constexpr int kWordElements = kWordBytes / int(sizeof(T));
+  static constexpr int kPlaces = 4;  // words of a row and channel
+  static_assert(kPlaces * kWordElements >= kStepBins + kWordElements - 1);
+  static constexpr int kBeside = kLanes / kPlaces / kStepRows;  // channels
+  // Rows begin in different banks.
+  static constexpr int kRowBytes = (kLanes + kBeside) * kPlaces * kWordBytes;
+  static constexpr int kSlotBytes = kStepRows * kRowBytes;
+  static constexpr int kBytes = kRing * kSlotBytes;
+
+  // `base` is the first channel's plane of gradients.
+  __device__ RoiRing(const char *room, const T *base, const ImageView &doutput) {
+    const int lane = int(threadIdx.x % kLanes);
+    const int row = lane / kPlaces % kStepRows;
+    const int channel = lane / kPlaces / kStepRows;
+    word_ = lane % kPlaces;
+    bits_ = ((1 << kRowBits) - 1) << row * kRowBits;
+    from_ = reinterpret_cast<uintptr_t>(base + channel * doutput.channel + row * doutput.row);
+    each_ = uintptr_t(kBeside * doutput.channel) * sizeof(T);
+    odd_ = uint32_t(reinterpret_cast<uintptr_t>(base + lane * doutput.channel) / sizeof(T));
+    row_ = uint32_t(doutput.row);
+    const uint32_t begin = uint32_t(__cvta_generic_to_shared(room));
+    to_ = begin + uint32_t(row * kRowBytes + (channel * kPlaces + word_) * kWordBytes);
+    own_ = begin + uint32_t(lane * kPlaces * kWordBytes);
+  }
+
+  // Into the next slot; nothing where there is no such step.
+  __device__ __forceinline__ void fetch(const TileStep<Real> *steps, int32_t s, int32_t count) {
+    if (s < count) {
+      const auto &[offset, bins, rows] = static_cast<const TileStepHead &>(steps[s]);
+      uintptr_t from = from_ + uintptr_t(offset) * sizeof(T);
+      const int32_t unwanted = int32_t(from / sizeof(T) % kWordElements);
+      from += uintptr_t(word_) * kWordBytes - uintptr_t(unwanted) * sizeof(T);
+      if (bool(rows & bits_) & (word_ * kWordElements < unwanted + bins)) {
+#pragma unroll
+        for (int i = 0; i < kLanes / kBeside; ++i)
+          copy(to_ + uint32_t(i * kBeside * kPlaces * kWordBytes), from + uintptr_t(i) * each_);
+      }
+    }
+    asm volatile("cp.async.commit_group;" ::: "memory");
+    advance(to_, filled_);
+  }
+
+  // For the oldest slot; all but one are filled or being filled.
+  __device__ __forceinline__ void wait() const {
+    asm volatile("cp.async.wait_group %0;" ::"n"(kRing - 2) : "memory");
+    __syncwarp();
+  }
+
+  // A row's gradients of the lane's channel, from the oldest slot.
+  __device__ __forceinline__ void read(Real (&value)[kStepBins], int row, int64_t offset) const {
+    const char *const at = static_cast<const char *>(__cvta_shared_to_generic(own_ + uint32_t(row * kRowBytes)));
+    if constexpr (kWordElements == 1) {
+      constexpr int kCount = RoiVector<T>::kCount;
+#pragma unroll
+      for (int i = 0; i < kStepBins; i += kCount) {
+        const RoiVector<T> some = reinterpret_cast<const RoiVector<T> *>(at)[i / kCount];
+#pragma unroll
+        for (int j = 0; j < kCount; ++j) value[i + j] = some.value[j];
+      }
+    } else {
+      const uint4 words = *reinterpret_cast<const uint4 *>(at);
+      const uint32_t shift = (odd_ + uint32_t(offset) + uint32_t(row) * row_) % 2 * 16;
+      const uint2 wanted = {__funnelshift_r(words.x, words.y, shift), __funnelshift_r(words.y, words.z, shift)};
+      T some[kStepBins];
+      static_assert(sizeof(some) == sizeof(wanted));
+      memcpy(some, &wanted, sizeof(some));
+#pragma unroll
+      for (int i = 0; i < kStepBins; ++i) value[i] = Real(some[i]);
+    }
+  }
+
+  __device__ __forceinline__ void drop_oldest() { advance(own_, dropped_); }
+
+ private:
+  __device__ __forceinline__ static void copy(uint32_t to, uintptr_t from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(kWordBytes) : "memory");
+  }
+  __device__ __forceinline__ static void advance(uint32_t &address, int32_t &slot) {
+    const bool last = slot == kRing - 1;
+    address += last ? uint32_t(kSlotBytes - kBytes) : uint32_t(kSlotBytes);
+    slot = last ? 0 : slot + 1;
+  }
+
+  uintptr_t from_;  // of the lane's row and first channel
+  uintptr_t each_;  // from one of the lane's channels to the next
+  uint32_t to_;     // the lane's first word, in the slot to be filled
+  uint32_t own_;    // the lane's channel, in the oldest slot
+  int32_t filled_ = 0;
+  int32_t dropped_ = 0;
+  int32_t word_;
+  int32_t bits_;  // the lane's row in a step's
+  uint32_t odd_;  // as a number of elements, of which one bit counts
+  uint32_t row_;
+};
+
 // A tile's sums of one channel.
 template <class T>
 class RoiTile {
  public:
   using Real = typename ImageReal<T>::type;
 
-  __device__ RoiTile() {
+  __device__ RoiTile() { clear(); }
+
+  __device__ void clear() {
 #pragma unroll
     for (int i = 0; i < kTileSide; ++i)
 #pragma unroll
@@ -303,26 +422,51 @@ class RoiTile {
 
   // Every so many of the steps. `given` are the lane's gradients; the next step's are on their way while one is worked
   // on.
+  template <bool kCareful>
   __device__ __forceinline__ void add(const TileStep<Real> *steps, int32_t first, int32_t every, int32_t count,
-                                      const T *given, int64_t column) {
+                                      const T *given, const ImageView &doutput) {
     if (every > 1 && first >= count) return;
-    T coming[kStepBins];
-    load(coming, given + steps[first].offset, column, steps[first].bins);
-    for (int32_t s = first; s < count; s += every) {
-      const TileStep<Real> &step = steps[s];
-      Real value[kStepBins];
-      bool odd = false;
+    T coming[kStepRows][kStepBins];
+    const auto load = [&](const TileStep<Real> &step) {
 #pragma unroll
-      for (int k = 0; k < kStepBins; ++k) {
-        value[k] = Real(coming[k]);
-        odd = odd || !(fabs(value[k]) < kSafe);
+      for (int r = 0; r < kStepRows; ++r) {
+        const T *const from = given + step.offset + r * doutput.row;
+        const int32_t bins = step.rows >> r * kRowBits ? step.bins : 0;
+#pragma unroll
+        for (int k = 0; k < kStepBins; ++k) coming[r][k] = k < bins ? from[k * doutput.column] : T(Real(0));
       }
-      if (s + every < count) load(coming, given + steps[s + every].offset, column, steps[s + every].bins);
-      if (__any_sync(kAllLanes, odd))
-        add_step<true>(value, step);
-      else
-        add_step<false>(value, step);
+    };
+    load(steps[first]);
+    for (int32_t s = first; s < count; s += every) {
+      Real value[kStepRows][kStepBins];
+#pragma unroll
+      for (int r = 0; r < kStepRows; ++r)
+#pragma unroll
+        for (int k = 0; k < kStepBins; ++k) value[r][k] = Real(coming[r][k]);
+      if (s + every < count) load(steps[s + every]);
+      add_step<kCareful>(value, steps[s]);
     }
+  }
+
+  // The same, not carefully, through an empty ring.
+  __device__ __forceinline__ void add_ahead(const TileStep<Real> *steps, int32_t first, int32_t every, int32_t count,
+                                            RoiRing<T> ring) {
+#pragma unroll 1
+    for (int32_t i = 0; i < kRing - 1; ++i) ring.fetch(steps, first + i * every, count);
+    for (int32_t s = first; s < count; s += every) {
+      // All lanes have read the slot that is filled now.
+      ring.wait();
+      ring.fetch(steps, s + (kRing - 1) * every, count);
+      const TileStep<Real> &step = steps[s];
+      Real value[kStepRows][kStepBins];
+#pragma unroll
+      for (int r = 0; r < kStepRows; ++r)
+        if (r == 0 || step.rows >> r * kRowBits) ring.read(value[r], r, step.offset);
+      ring.drop_oldest();
+      add_step<false>(value, step);
+    }
+    // Or the compiler has lanes meet after every branch of the loop.
+    __syncwarp();
   }
 
   // Adds up the sums of as many neighbouring warps, of which each has its number and room for a row, in the first. For
@@ -348,43 +492,65 @@ class RoiTile {
 
   __device__ Real sum(int i, int j) const { return sum_[i][j]; }
 
- private:
-  static constexpr Real kSafe = sizeof(Real) == sizeof(float) ? Real(0x1p120) : Real(0x1p1000);
-
-  __device__ __forceinline__ static void load(T (&value)[kStepBins], const T *from, int64_t column, int32_t count) {
+  __device__ bool finite() const {
+    Real zero = 0;
 #pragma unroll
-    for (int k = 0; k < kStepBins; ++k) value[k] = k < count ? from[k * column] : T(Real(0));
+    for (int i = 0; i < kTileSide; ++i)
+#pragma unroll
+      for (int j = 0; j < kTileSide; ++j) zero += sum_[i][j] * Real(0);
+    return zero == 0;
   }
 
-  // Of numbers so large that sums of them may not be finite, and of those that aren't, a weight of zero is no factor.
-  template <bool kOdd>
-  __device__ __forceinline__ void add_step(const Real (&value)[kStepBins], const TileStep<Real> &step) {
-    Real line[kTileSide];
+ private:
+  template <bool kCareful>
+  __device__ __forceinline__ void add_step(const Real (&value)[kStepRows][kStepBins], const TileStep<Real> &step) {
+    static_assert(kStepRows == 2);
+    if (step.rows >> kRowBits)
+      add_rows<kCareful, 2>(value, step);
+    else
+      add_rows<kCareful, 1>(value, step);
+  }
+
+  // Careful means that a weight of zero is no factor. It matters where numbers are infinite, none, or so large that
+  // sums of others are.
+  template <bool kCareful, int kRows>
+  __device__ __forceinline__ void add_rows(const Real (&value)[kStepRows][kStepBins], const TileStep<Real> &step) {
+    Real line[kRows][kTileSide];
     Real weight[kTileSide];
     load_weights(weight, step.x[0]);
 #pragma unroll
-    for (int j = 0; j < kTileSide; ++j) line[j] = kOdd && weight[j] == 0 ? Real(0) : weight[j] * value[0];
+    for (int r = 0; r < kRows; ++r)
+#pragma unroll
+      for (int j = 0; j < kTileSide; ++j) line[r][j] = kCareful && weight[j] == 0 ? Real(0) : weight[j] * value[r][0];
 #pragma unroll
     for (int k = 1; k < kStepBins; ++k) {
       if (k < step.bins) {
         load_weights(weight, step.x[k]);
 #pragma unroll
-        for (int j = 0; j < kTileSide; ++j)
-          if (!kOdd || weight[j] != 0) line[j] += weight[j] * value[k];
+        for (int r = 0; r < kRows; ++r)
+#pragma unroll
+          for (int j = 0; j < kTileSide; ++j)
+            if (!kCareful || weight[j] != 0) line[r][j] += weight[j] * value[r][k];
       }
     }
     const int32_t rows = step.rows;
+    // All at once, rather than where they are wanted.
+    Real down[kRows][kTileSide];
 #pragma unroll
-    for (int i = 0; i < kTileSide; i += 2) {
-      if (!(rows & 1 << i / 2)) continue;
+    for (int r = 0; r < kRows; ++r) load_weights(down[r], step.y[r]);
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const Real some = step.y[i + half];
-        if (kOdd && some == 0) continue;
+    for (int r = 0; r < kRows; ++r)
 #pragma unroll
-        for (int j = 0; j < kTileSide; ++j) sum_[i + half][j] += some * line[j];
+      for (int i = 0; i < kTileSide; i += 2) {
+        if (!(rows & 1 << (r * kRowBits + i / 2))) continue;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const Real share = down[r][i + half];
+          if (kCareful && share == 0) continue;
+#pragma unroll
+          for (int j = 0; j < kTileSide; ++j) sum_[i + half][j] += share * line[r][j];
+        }
       }
-    }
   }
 
   Real sum_[kTileSide][kTileSide];
@@ -403,7 +569,7 @@ class TileSteps {
       const char *const record = call.table.records + roi * int64_t(call.table.record);
       y_ = reinterpret_cast<const RoiBand *>(record)[tile_row - tiles.y0];
       x_ = reinterpret_cast<const RoiBand *>(record + call.table.bands_x_at)[tile_column - tiles.x0];
-      count = y_.count * ((x_.count + kStepBins - 1) / kStepBins);
+      count = (y_.count + kStepRows - 1) / kStepRows * ((x_.count + kStepBins - 1) / kStepBins);
     }
     end_ = count;
     for (int distance = 1; distance < kLanes; distance *= 2) {
@@ -431,19 +597,25 @@ class TileSteps {
     const int32_t x_place = __shfl_sync(kAllLanes, x_.place, owner);
     const int32_t begin = __shfl_sync(kAllLanes, begin_, owner);
     if (s >= total_) return;
-    const int32_t chunk = (s - begin) / y_count * kStepBins;
-    const int32_t row = (s - begin) % y_count;
+    const int32_t down = (y_count + kStepRows - 1) / kStepRows;
+    const int32_t chunk = (s - begin) / down * kStepBins;
+    const int32_t row = (s - begin) % down * kStepRows;
     const char *const record = call_.table.records + roi * int64_t(call_.table.record);
     to->offset = call_.backward.doutput.plane(roi, 0) + call_.backward.doutput.cell(y_first + row, x_first + chunk);
     to->bins = min(x_count - chunk, kStepBins);
     Real weight[kTileSide];
-    load_weights(weight,
-                 reinterpret_cast<const Real *>(record + call_.table.weights_y_at) + (y_place + row) * kTileSide);
+    const Real *const y =
+        reinterpret_cast<const Real *>(record + call_.table.weights_y_at) + (y_place + row) * kTileSide;
     int32_t rows = 0;
 #pragma unroll
-    for (int i = 0; i < kTileSide; ++i) {
-      to->y[i] = weight[i];
-      if (weight[i] != 0) rows |= 1 << i / 2;
+    for (int r = 0; r < kStepRows; ++r) {
+      if (r >= y_count - row) continue;
+      load_weights(weight, y + r * kTileSide);
+#pragma unroll
+      for (int i = 0; i < kTileSide; ++i) {
+        to->y[r][i] = weight[i];
+        if (weight[i] != 0) rows |= 1 << (r * kRowBits + i / 2);
+      }
     }
     to->rows = rows;
     const Real *const x =
@@ -548,21 +720,47 @@ __global__ void __launch_bounds__(kMostTileThreads, sizeof(T) == sizeof(double) 
     const int32_t n = int32_t(place / call.across / call.down);
     const int32_t channels = int32_t(min(problem.c - c0, int64_t(kLanes)));
     // Lanes without a channel of their own take part with another's, and store nothing.
-    const T *const given = static_cast<const T *>(doutput.data) + doutput.plane(0, c0 + min(lane, channels - 1));
+    const T *const base = static_cast<const T *>(doutput.data) + doutput.plane(0, c0);
+    const T *const given = base + min(lane, channels - 1) * doutput.channel;
+    const RoiRing<T> ring(shared + warp * RoiRing<T>::kBytes, base, doutput);
+    const bool ahead = call.ahead && channels == kLanes;
     RoiTile<T> tile;
-    for (int64_t from = 0; from < problem.rois; from += kRoiBatch) {
-      const int32_t count = find_rois(call, from, n, tile_row, tile_column, words, found);
-      for (int32_t k = 0; k < count; k += kLanes) {
-        const TileSteps<Real> of(call, k + lane < count ? int32_t(from) + found[k + lane] : -1, tile_row, tile_column);
-        for (int32_t begin = 0; begin < of.total(); begin += kMostSteps) {
-          const int32_t some = min(of.total() - begin, kMostSteps);
-          for (int32_t s = warp * kLanes; s < some; s += int32_t(blockDim.x))
-            of.write(steps + s + lane, begin + s + lane);
-          __syncthreads();
-          if (channels > 0) tile.add(steps, split, splits, some, given, doutput.column);
-          __syncthreads();
+    bool some_rois = false;  // touch the tile, for which every thread counts alike
+    // Once more, carefully, where a sum of the block's isn't finite.
+    for (bool careful = false;; careful = true) {
+      for (int64_t from = 0; from < problem.rois; from += kRoiBatch) {
+        const int32_t count = find_rois(call, from, n, tile_row, tile_column, words, found);
+        some_rois = some_rois || count > 0;
+        for (int32_t k = 0; k < count; k += kLanes) {
+          int32_t begin = 0;
+          int32_t some = 0;
+          int32_t total = 0;
+          do {
+            {
+              // Where steps are so many, looked up again rather than kept: registers are few.
+              const TileSteps<Real> of(call, k + lane < count ? int32_t(from) + found[k + lane] : -1, tile_row,
+                                       tile_column);
+              total = of.total();
+              some = min(total - begin, kMostSteps);
+              for (int32_t s = warp * kLanes; s < some; s += int32_t(blockDim.x))
+                of.write(steps + s + lane, begin + s + lane);
+            }
+            __syncthreads();
+            if (channels > 0) {
+              if (careful)
+                tile.template add<true>(steps, split, splits, some, given, doutput);
+              else if (ahead)
+                tile.add_ahead(steps, split, splits, some, ring);
+              else
+                tile.template add<false>(steps, split, splits, some, given, doutput);
+            }
+            __syncthreads();
+            begin += kMostSteps;
+          } while (begin < total);
         }
       }
+      if (careful || !some_rois || !__syncthreads_or(!tile.finite())) break;
+      tile.clear();
     }
     if constexpr (kSplits) {
       tile.collect(reinterpret_cast<Real *>(shared) + warp * kLanes * kTurnedRow, split, splits);
@@ -717,16 +915,16 @@ RoiTable roi_table(const RoiAlignProblem &problem, Workspace &space) {
 // Where RoIs leave most tiles alone, only the others are tasks, and zeros are written in the map's order, which is
 // faster.
 template <class T>
-bool touches_few(const RoiAlignBackward &call, RoiAlignTilesCall &tiles) {
+bool touches_few(const RoiAlignBackward &call, size_t room, RoiAlignTilesCall &tiles) {
   constexpr int64_t kTilesOfRoi = 64;
-  constexpr int64_t kMostWords = 4096;
   constexpr int64_t kVector = kRoiVector / int64_t(sizeof(T));
   const RoiAlignProblem &problem = call.problem;
   const ImageView &to = call.dinput;
   const int64_t words = problem.n * tiles.down * TouchedTiles::words_of_row(tiles.across);
   const int64_t strips = ceil_div(problem.h, kStripRows);
   if (call.accumulate || problem.rois == 0 || problem.rois * kTilesOfRoi > problem.n * tiles.down * tiles.across ||
-      tiles.splits > 1 || to.column != 1 || words > kMostWords || problem.n * problem.c * strips > UINT32_MAX)
+      tiles.splits > 1 || to.column != 1 || words * TouchedTiles::kBytesOfWord > int64_t(room) ||
+      problem.n * problem.c * strips > UINT32_MAX)
     return false;
   const auto whole = [](int64_t elements) { return elements % kVector == 0; };
   tiles.packs = whole(problem.w) && whole(to.row) && whole(to.channel) && whole(to.batch) &&
@@ -735,6 +933,18 @@ bool touches_few(const RoiAlignBackward &call, RoiAlignTilesCall &tiles) {
   tiles.by_strips = Divider(uint32_t(strips));
   tiles.by_channels = Divider(uint32_t(problem.c));
   return true;
+}
+
+// Whether a row's gradients lie beside each other, and whole words of them within the tensor.
+template <class T>
+bool lies_in_words(const RoiProblem &problem, const ImageView &doutput) {
+  constexpr uintptr_t kWord = RoiRing<T>::kWordBytes;
+  if (doutput.column != 1) return false;
+  if (kWord == sizeof(T)) return true;
+  const auto first = reinterpret_cast<uintptr_t>(doutput.data);
+  const int64_t last = doutput.plane(problem.rois - 1, problem.c - 1) + doutput.cell(problem.pooled_h - 1, 0);
+  const uintptr_t end = first + uintptr_t(last + problem.pooled_w) * sizeof(T);
+  return doutput.batch >= 0 && doutput.channel >= 0 && doutput.row >= 0 && first % kWord == 0 && end % kWord == 0;
 }
 
 template <class T>
@@ -770,21 +980,24 @@ void roi_align_backward_cuda_of(const RoiAlignBackward &call, Stream stream) {
   tiles.splits = few_tiles && warps <= 2 ? int32_t(kMostTileWarps / warps) : 1;
   warps *= tiles.splits;
   tiles.tasks = places * tiles.parts;
-  const size_t turn = size_t(warps) * kLanes * kTurnedRow * sizeof(Real);
+  tiles.ahead = lies_in_words<T>(problem, call.doutput);
+  constexpr size_t kDeclared = sizeof(TileStep<Real>) * kMostSteps + kTileLists;
+  constexpr size_t kTurn = kLanes * kTurnedRow * sizeof(Real);
+  const size_t room = size_t(warps) * (tiles.ahead ? std::max(kTurn, size_t(RoiRing<T>::kBytes)) : kTurn);
   const auto run = [&](auto kernel, int64_t blocks, size_t shared) {
-    allow_roi_shared(kernel, shared);
+    allow_roi_shared(kernel, shared, kDeclared);
     launch(kernel, {blocks, int(warps) * kLanes, shared, true}, stream, tiles);
   };
-  if (touches_few<T>(call, tiles)) {
+  if (touches_few<T>(call, kMostTileShared - kDeclared - room, tiles)) {
     // Pairs of blocks that fill a large GPU about twice.
     constexpr int64_t kManyWarps = 264 * kMostTileWarps;
-    tiles.touched_at = turn;
+    tiles.touched_at = room;
     run(roi_align_tiles<T, false, true>, 2 * std::min(ceil_div(kManyWarps, warps), tiles.tasks),
-        turn + size_t(tiles.touched_words * TouchedTiles::kBytesOfWord));
+        room + size_t(tiles.touched_words * TouchedTiles::kBytesOfWord));
   } else if (tiles.splits > 1) {
-    run(roi_align_tiles<T, true, false>, std::min(tiles.tasks, kMostBlocks), turn);
+    run(roi_align_tiles<T, true, false>, std::min(tiles.tasks, kMostBlocks), room);
   } else {
-    run(roi_align_tiles<T, false, false>, std::min(tiles.tasks, kMostBlocks), turn);
+    run(roi_align_tiles<T, false, false>, std::min(tiles.tasks, kMostBlocks), room);
   }
 }
 

@@ -50,6 +50,28 @@ struct RoiRecords {
   __device__ const int32_t *columns_begin(const char *record) const { return numbers(record) + pooled_h + 1; }
 };
 
+// What a record holds.
+template <class Real>
+struct RoiLists {
+  const RoiHead &head;
+  const int32_t *rows_begin;
+  const int32_t *columns_begin;
+  const int32_t *counts;
+  const RoiEntry<Real> *rows;
+  const RoiEntry<Real> *columns;
+};
+template <class Real>
+__device__ inline RoiLists<Real> lists_of(const RoiRecords &records, const char *record, int32_t pooled_w) {
+  const RoiHead &head = *reinterpret_cast<const RoiHead *>(record);
+  const int32_t *const columns_begin = records.columns_begin(record);
+  return {head,
+          RoiRecords::numbers(record),
+          columns_begin,
+          columns_begin + pooled_w + 1,
+          reinterpret_cast<const RoiEntry<Real> *>(record + head.rows_at),
+          reinterpret_cast<const RoiEntry<Real> *>(record + head.columns_at)};
+}
+
 // A chunk's count of rows, and whether it is its bin's last.
 constexpr int32_t kChunkLast = 2 * kChunkRows;
 constexpr int32_t kChunkCount = kChunkLast - 1;
@@ -272,11 +294,8 @@ __global__ void __launch_bounds__(kRowsThreads, sizeof(T) < sizeof(float) ? 10 :
   for (int64_t task = blockIdx.x; task < call.tasks; task += gridDim.x) {
     copy_record(shared, call.records.data + task % rois * call.records.bytes, kRowsThreads);
     __syncthreads();
-    const RoiHead &head = *reinterpret_cast<const RoiHead *>(shared);
-    const int32_t *const columns_begin = call.records.columns_begin(shared);
-    const int32_t *const counts = columns_begin + pw_count + 1;
-    const RoiEntry<Real> *const rows = reinterpret_cast<const RoiEntry<Real> *>(shared + head.rows_at);
-    const RoiEntry<Real> *const columns = reinterpret_cast<const RoiEntry<Real> *>(shared + head.columns_at);
+    [[maybe_unused]] const auto [head, rows_begin, columns_begin, counts, rows, columns] =
+        lists_of<Real>(call.records, shared, pw_count);
     const int64_t c = task / rois * kRowsChannels + warp * kRowsWarpChannels;
     const int32_t channels = int32_t(max(min(problem.c - c, int64_t(kRowsWarpChannels)), int64_t(0)));
     const int32_t packs = (head.end - head.first + kVector - 1) / kVector;
@@ -439,12 +458,7 @@ __global__ void __launch_bounds__(kMostStripWarps *kLanes, kStripBlocks)
   for (int64_t task = blockIdx.x; task < call.tasks; task += gridDim.x) {
     copy_record(shared, call.records.data + task % rois * call.records.bytes, int32_t(blockDim.x));
     __syncthreads();
-    const RoiHead &head = *reinterpret_cast<const RoiHead *>(shared);
-    const int32_t *const rows_begin = RoiRecords::numbers(shared);
-    const int32_t *const columns_begin = call.records.columns_begin(shared);
-    const int32_t *const counts = columns_begin + pw_count + 1;
-    const RoiEntry<T> *const rows = reinterpret_cast<const RoiEntry<T> *>(shared + head.rows_at);
-    const RoiEntry<T> *const columns = reinterpret_cast<const RoiEntry<T> *>(shared + head.columns_at);
+    const auto [head, rows_begin, columns_begin, counts, rows, columns] = lists_of<T>(call.records, shared, pw_count);
     const int64_t c0 = task / rois * kStripChannels;
     const int64_t c = c0 + lane * kStripVector;
     const int32_t channels = int32_t(min(problem.c - c0, int64_t(kStripChannels)));
@@ -558,12 +572,8 @@ __global__ void __launch_bounds__(kRoiThreads) roi_align_lines(const __grid_cons
   for (int64_t task = blockIdx.x; task < call.tasks; task += gridDim.x) {
     copy_record(shared, call.records.data + task % rois * call.records.bytes, kRoiThreads);
     __syncthreads();
-    const RoiHead &head = *reinterpret_cast<const RoiHead *>(shared);
-    const int32_t *const rows_begin = RoiRecords::numbers(shared);
-    const int32_t *const columns_begin = call.records.columns_begin(shared);
-    const int32_t *const counts = columns_begin + pw_count + 1;
-    const RoiEntry<Real> *const rows = reinterpret_cast<const RoiEntry<Real> *>(shared + head.rows_at);
-    const RoiEntry<Real> *const columns = reinterpret_cast<const RoiEntry<Real> *>(shared + head.columns_at);
+    const auto [head, rows_begin, columns_begin, counts, rows, columns] =
+        lists_of<Real>(call.records, shared, pw_count);
     const int64_t c0 = task / rois * kLanes * kVector;
     const int64_t c = c0 + lane * kVector;
     T *const to = static_cast<T *>(output.data) + output.plane(head.roi, c0);
