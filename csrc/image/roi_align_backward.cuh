@@ -521,7 +521,7 @@ __global__ void __launch_bounds__(kMostTileThreads, sizeof(T) == sizeof(double) 
   const int32_t splits = kSplits ? call.splits : 1;
   const int32_t split = kSplits ? warp % splits : 0;
 
-  int64_t first = blockIdx.x;
+  int64_t first_task = blockIdx.x;
   int64_t step = gridDim.x;
   int64_t tasks = call.tasks;
   TouchedTiles touched;
@@ -529,17 +529,18 @@ __global__ void __launch_bounds__(kMostTileThreads, sizeof(T) == sizeof(double) 
     // The kernel before this one has waited for what used the map or wrote the RoIs.
     touched = TouchedTiles(call, shared);
     touched.find<Real>(problem, call.backward.rois);
-    first /= 2;
+    first_task /= 2;
     step /= 2;
     if (blockIdx.x % 2 == 0) {
-      clear_untouched<T>(call, touched, first, step);
+      clear_untouched<T>(call, touched, first_task, step);
       wait_for_earlier_work();
       return;
     }
     tasks = touched.number() * int64_t(call.parts);
   }
   wait_for_earlier_work();
-  for (int64_t task = first; task < tasks; task += step) {
+
+  for (int64_t task = first_task; task < tasks; task += step) {
     const int64_t c0 = task % call.parts * (blockDim.x / splits) + warp / splits * kLanes;
     int64_t place = task / call.parts;
     if constexpr (kFew) place = touched.place(int32_t(place));
@@ -564,6 +565,7 @@ __global__ void __launch_bounds__(kMostTileThreads, sizeof(T) == sizeof(double) 
         }
       }
     }
+
     if constexpr (kSplits) {
       tile.collect(reinterpret_cast<Real *>(shared) + warp * kLanes * kTurnedRow, split, splits);
       if (split > 0) continue;
