@@ -255,7 +255,7 @@ def test_many_rois_and_a_large_map(backend: Backend, sampling_ratio: int) -> Non
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("count, channels", [(1, 3), (8, 3), (40, 3), (8, 35)])
+@pytest.mark.parametrize(("count", "channels"), [(1, 3), (8, 3), (40, 3), (8, 35)])
 def test_few_rois_on_many_tiles(backend: Backend, count: int, channels: int, dtype: str) -> None:
     """Tiles that no RoI touches are cleared in another way if they are most."""
     rng = np.random.default_rng(17)

@@ -145,6 +145,12 @@ struct RoiAlignTilesCall {
   Divider by_channels;
 };
 
+struct TilePlace {
+  int32_t n;
+  int32_t row;
+  int32_t column;
+};
+
 // Which tiles RoIs touch, a bit for each, and maybe some beside them; each row of tiles begins a word. In shared
 // memory, for all threads of a block.
 class TouchedTiles {
@@ -160,7 +166,7 @@ class TouchedTiles {
         before_(reinterpret_cast<int32_t *>(bits_ + call.touched_words)),
         words_(call.touched_words),
         down_(call.down),
-        across_(call.across) {}
+        of_row_(words_of_row(call.across)) {}
 
   template <class Real>
   __device__ void find(const RoiAlignProblem &problem, const RoiRows &rois) {
@@ -203,8 +209,7 @@ class TouchedTiles {
     return count;
   }
 
-  // Of the tile with a number, among all tiles.
-  __device__ int64_t place(int32_t number) const {
+  __device__ TilePlace place(int32_t number) const {
     int32_t word = 0;
     for (int32_t end = words_; end - word > 1;) {
       const int32_t middle = (word + end) / 2;
@@ -216,8 +221,8 @@ class TouchedTiles {
     }
     const uint32_t upto = bits_[word] << (kLanes - 1 - threadIdx.x % kLanes);
     const unsigned found = __ballot_sync(kAllLanes, __popc(upto) > number - before_[word]);
-    const int32_t of_row = words_of_row(across_);
-    return int64_t(word / of_row) * across_ + word % of_row * kLanes + __ffs(int(found)) - 1;
+    const int32_t row = word / of_row_;
+    return {row / down_, row % down_, word % of_row_ * kLanes + __ffs(int(found)) - 1};
   }
 
   __device__ bool has(int32_t n, int32_t tile_row, int32_t tile_column) const {
@@ -225,15 +230,13 @@ class TouchedTiles {
   }
 
  private:
-  __device__ uint32_t *row_of(int32_t n, int32_t tile_row) const {
-    return bits_ + (n * down_ + tile_row) * words_of_row(across_);
-  }
+  __device__ uint32_t *row_of(int32_t n, int32_t tile_row) const { return bits_ + (n * down_ + tile_row) * of_row_; }
 
   uint32_t *bits_ = nullptr;
   int32_t *before_ = nullptr;  // each word, how many there are
   int32_t words_ = 0;
   int32_t down_ = 0;
-  int32_t across_ = 0;
+  int32_t of_row_ = 0;
 };
 
 constexpr int32_t kStripRows = 8;
@@ -693,7 +696,7 @@ __global__ void __launch_bounds__(kMostTileThreads, sizeof(T) == sizeof(double) 
   const int32_t splits = kSplits ? call.splits : 1;
   const int32_t split = kSplits ? warp % splits : 0;
 
-  int64_t first = blockIdx.x;
+  int64_t first_task = blockIdx.x;
   int64_t step = gridDim.x;
   int64_t tasks = call.tasks;
   TouchedTiles touched;
@@ -701,23 +704,31 @@ __global__ void __launch_bounds__(kMostTileThreads, sizeof(T) == sizeof(double) 
     // The kernel before this one has waited for what used the map or wrote the RoIs.
     touched = TouchedTiles(call, shared);
     touched.find<Real>(problem, call.backward.rois);
-    first /= 2;
+    first_task /= 2;
     step /= 2;
     if (blockIdx.x % 2 == 0) {
-      clear_untouched<T>(call, touched, first, step);
+      clear_untouched<T>(call, touched, first_task, step);
       wait_for_earlier_work();
       return;
     }
     tasks = touched.number() * int64_t(call.parts);
   }
   wait_for_earlier_work();
-  for (int64_t task = first; task < tasks; task += step) {
-    const int64_t c0 = task % call.parts * (blockDim.x / splits) + warp / splits * kLanes;
-    int64_t place = task / call.parts;
-    if constexpr (kFew) place = touched.place(int32_t(place));
-    const int32_t tile_column = int32_t(place % call.across);
-    const int32_t tile_row = int32_t(place / call.across % call.down);
-    const int32_t n = int32_t(place / call.across / call.down);
+
+  for (int64_t task = first_task; task < tasks; task += step) {
+    int32_t part;
+    TilePlace at;
+    if constexpr (kFew) {
+      part = int32_t(uint32_t(task) % uint32_t(call.parts));
+      at = touched.place(int32_t(uint32_t(task) / uint32_t(call.parts)));
+    } else {
+      part = int32_t(task % call.parts);
+      const int64_t place = task / call.parts;
+      at = {int32_t(place / call.across / call.down), int32_t(place / call.across % call.down),
+            int32_t(place % call.across)};
+    }
+    const auto [n, tile_row, tile_column] = at;
+    const int64_t c0 = int64_t(part) * (blockDim.x / splits) + warp / splits * kLanes;
     const int32_t channels = int32_t(min(problem.c - c0, int64_t(kLanes)));
     // Lanes without a channel of their own take part with another's, and store nothing.
     const T *const base = static_cast<const T *>(doutput.data) + doutput.plane(0, c0);
@@ -762,6 +773,7 @@ __global__ void __launch_bounds__(kMostTileThreads, sizeof(T) == sizeof(double) 
       if (careful || !some_rois || !__syncthreads_or(!tile.finite())) break;
       tile.clear();
     }
+
     if constexpr (kSplits) {
       tile.collect(reinterpret_cast<Real *>(shared) + warp * kLanes * kTurnedRow, split, splits);
       if (split > 0) continue;
@@ -924,7 +936,7 @@ bool touches_few(const RoiAlignBackward &call, size_t room, RoiAlignTilesCall &t
   const int64_t strips = ceil_div(problem.h, kStripRows);
   if (call.accumulate || problem.rois == 0 || problem.rois * kTilesOfRoi > problem.n * tiles.down * tiles.across ||
       tiles.splits > 1 || to.column != 1 || words * TouchedTiles::kBytesOfWord > int64_t(room) ||
-      problem.n * problem.c * strips > UINT32_MAX)
+      tiles.tasks > UINT32_MAX || problem.n * problem.c * strips > UINT32_MAX)
     return false;
   const auto whole = [](int64_t elements) { return elements % kVector == 0; };
   tiles.packs = whole(problem.w) && whole(to.row) && whole(to.channel) && whole(to.batch) &&
