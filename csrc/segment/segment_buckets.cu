@@ -188,8 +188,8 @@ int64_t shared_parts(const SegmentProblem &problem, bool with_rows, int64_t most
   return std::max(std::min(parts, kMultiprocessors * kSharedBlocks), ceil_div(problem.rows, kSharedMostRows));
 }
 
-// How many rows of each lane a batch has where rows stream, or 0: as many as the room for all batches allows, and a warp
-// has lanes for.
+// How many rows of each lane a batch has where rows stream, or 0: as many as the room for all batches allows, and a
+// warp has lanes for.
 int stream_rows(const SegmentProblem &problem, int across, int64_t room) {
   const auto fits = [&](int rows) { return rows <= across && segment_stream_bytes(rows) <= room; };
   if (!DeviceGuard::kernels_can_wait()) return 0;
