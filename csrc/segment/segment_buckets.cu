@@ -191,11 +191,13 @@ int64_t shared_parts(const SegmentProblem &problem, bool with_rows, int64_t most
   return std::max(std::min(parts, kMultiprocessors * kSharedBlocks), ceil_div(problem.rows, kSharedMostRows));
 }
 
-// How many rows of each lane a batch has where rows stream, or 0: as many as the room for all batches allows.
+// How many rows of each lane a batch has where rows stream, or 0: as many as the room for all batches allows, and a
+// warp has lanes for.
 int stream_rows(const SegmentProblem &problem, int across, int64_t room) {
-  if (!DeviceGuard::kernels_can_wait() || stream_bytes(kStreamFew) > room) return 0;
-  const bool many = problem.dtype.bits == 16 && kStreamMany * 32 / across <= 32 && stream_bytes(kStreamMany) <= room;
-  return many ? kStreamMany : kStreamFew;
+  const auto fits = [&](int rows) { return rows <= across && segment_stream_bytes(rows) <= room; };
+  if (!DeviceGuard::kernels_can_wait()) return 0;
+  if (problem.dtype.bits == 16 && fits(kStreamMany)) return kStreamMany;
+  return fits(kStreamFew) ? kStreamFew : 0;
 }
 
 }  // namespace

@@ -241,7 +241,7 @@ void segment_reduce_shared(const SegmentProblem &problem, const SegmentView &inp
   call.zeroed = zeroed;
   const int stream_rows = call.whole && call.input.row == problem.columns ? space.few.stream_rows : 0;
   const auto run = [&](auto kernel) {
-    const size_t shared = segment_shared_bytes(problem, Op::kRows) + size_t(stream_bytes(stream_rows));
+    const size_t shared = segment_shared_bytes(problem, Op::kRows) + size_t(segment_stream_bytes(stream_rows));
     segment_allow_shared(reinterpret_cast<const void *>(kernel), shared);
     launch(kernel, {call.parts, kSharedThreads, shared}, stream, call);
   };

@@ -27,12 +27,13 @@ struct SegmentRowsCall {
 };
 
 // Every `apart`th of `count` rows.
-template <int kRows, class Op, int kVector>
+template <class Op, int kVector>
 __device__ __forceinline__ void segment_add_rows(const SegmentRowsCall<Op> &call, int64_t column, int64_t row,
                                                  int count, int apart, typename Op::State (&state)[kVector]) {
   using Element = typename Op::Element;
   using Pack = SegmentPack<Element, kVector>;
   using Word = SegmentPack<uint32_t, sizeof(Pack) / 4>;
+  constexpr int kRows = 8;
   const Element *from =
       static_cast<const Element *>(call.input.data) + row * call.input.row + column * call.input.column;
   const int64_t step = apart * call.input.row;
@@ -103,19 +104,14 @@ __device__ __forceinline__ void segment_join_parts(const SegmentRowsCall<Op> &ca
   }
 }
 
-// Rows that a lane loads at once.
-constexpr int kSegmentOwnRows = 8;
-constexpr int kSegmentShareRows = 8;
 // How many blocks are to share a multiprocessor.
 template <class Op, int kVector>
 constexpr int kSegmentRowBlocks = sizeof(typename Op::State) * kVector > 32 ? 2 : 4;
-template <class Op, int kVector>
-constexpr int kSegmentOwnBlocks = sizeof(typename Op::State) * kVector > 32 ? 2 : 4;
 constexpr int64_t kSegmentMultiprocessors = 132;
 
 // A segment that is longer than a piece has its rows before the first multiple of a piece's length here.
 template <class Op, int kVector, bool kParts>
-__global__ __launch_bounds__(kSegmentThreads, kSegmentOwnBlocks<Op, kVector>) void segment_own_rows(
+__global__ __launch_bounds__(kSegmentThreads, kSegmentRowBlocks<Op, kVector>) void segment_own_rows(
     const __grid_constant__ SegmentRowsCall<Op> call) {
   wait_for_earlier_work();
   let_next_kernel_start();
@@ -148,8 +144,7 @@ __global__ __launch_bounds__(kSegmentThreads, kSegmentOwnBlocks<Op, kVector>) vo
             shared && piece >= first && piece * rows < begin + length ? uint32_t(segment) + 1 : 0;
     }
     const int count = int(shared ? first * rows - begin : length);
-    if (column < call.columns)
-      segment_add_rows<kSegmentOwnRows>(call, column, begin + part, count - part, 1 << part_bits, state);
+    if (column < call.columns) segment_add_rows(call, column, begin + part, count - part, 1 << part_bits, state);
   }
   if constexpr (kParts) {
     __shared__ SegmentRowStates<Op, kVector> states;
@@ -228,7 +223,7 @@ __global__ __launch_bounds__(kSegmentThreads, kSegmentRowBlocks<Op, kVector>) vo
 #pragma unroll
       for (int v = 0; v < kVector; ++v) state[v] = call.op.identity();
       const int length = int(min(job.end - row, int64_t(rows)));
-      if (mine) segment_add_rows<kSegmentShareRows>(call, column, row + part, length - part, parts, state);
+      if (mine) segment_add_rows(call, column, row + part, length - part, parts, state);
       segment_join_parts<Op, kVector>(call, parts, states, state);
       if (!mine || part != 0) continue;
       typename Op::State *to = call.partial + 2 * job.piece * call.columns + column;

@@ -21,9 +21,9 @@ constexpr int64_t kSharedMostRows = 1 << 16;
 constexpr int kStreamTurns = 2;
 constexpr int kStreamFew = 2;
 constexpr int kStreamMany = 4;
-constexpr int stream_batch_bytes(int stream_rows) { return stream_rows * 32 * 16; }
-constexpr int64_t stream_bytes(int stream_rows) {
-  return int64_t(kSharedThreads / 32) * kStreamTurns * stream_batch_bytes(stream_rows);
+constexpr int segment_batch_bytes(int stream_rows) { return stream_rows * 32 * 16; }
+constexpr int64_t segment_stream_bytes(int stream_rows) {
+  return int64_t(kSharedThreads / 32) * kStreamTurns * segment_batch_bytes(stream_rows);
 }
 
 // The key and, below it, the row of the part, the lowest of which is highest. No float has the key 0.
@@ -127,7 +127,7 @@ __global__ __launch_bounds__(kSharedThreads,
   if constexpr (kStreamRows > 0) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     __shared__ uint64_t gates[kSharedThreads / 32][kStreamTurns];
-    constexpr int kBatchBytes = stream_batch_bytes(kStreamRows);
+    constexpr int kBatchBytes = segment_batch_bytes(kStreamRows);
     // No more than a warp has lanes, each of which knows the id of one.
     const int batch = kRows * beside;
     const int row_bytes = lanes * 16;
