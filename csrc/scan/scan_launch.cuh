@@ -24,12 +24,14 @@ struct Tuning {
   // One output as wide as the inputs, from few registers.
   static constexpr bool kPlain =
       std::is_same_v<typename Op::Acc, float> && Op::Outputs::size == 1 && Bytes<typename Op::Outputs>::all(kWidest);
-  static constexpr int kRowBlocks = kInputs == 1 ? (kRun == 32 ? 3 : 4) + kPlain
-                                    : kPlain && !Op::kBased && (kWidest == 4 || kRestarts<Op>) ? 3
-                                                                                               : 2;
-  static constexpr bool kLargeMap = sizeof(typename Op::Map) >= 16;
   // Results and where they come from, which take several times the room of an input.
   static constexpr bool kIndices = Op::kPosition && Op::Outputs::size > kInputs;
+  // Warps of a multiprocessor, as many as have the registers that they need.
+  static constexpr int kRowResidents = kRestarts<Op> || (kIndices && kRun == 32) ? 20
+                                       : kInputs == 1                            ? 8 * ((kRun == 32 ? 3 : 4) + kPlain)
+                                       : kPlain && !Op::kBased && kWidest == 4   ? 24
+                                                                                 : 16;
+  static constexpr bool kLargeMap = sizeof(typename Op::Map) >= 16;
   // Long rows stream where all operands have elements of one size and results find room in the inputs' place, or are
   // indices. Tiles are then of one shape whatever kernel takes them, so that alignment doesn't show.
   static constexpr bool kStreams =
@@ -41,18 +43,16 @@ struct Tuning {
       (210 * 1024 / (7 * 4 * kWarp * Bytes<typename Op::Outputs>::sum) * kWidest / 16 - 1) | 1;
   // What is worked out for a tile but not for each element is worth a large one, and what is worked out for each lane a
   // long run; but several tiles must be on their way while others wait for what comes before them.
-  static constexpr int kLongRun = !kStreams  ? kRun
-                                  : kIndices ? 16 * kIndexedPieces / kWidest
-                                             : (kInputs == 3 ? 48 : 112) / kWidest;
-  static constexpr int kLongWarps = !kStreams || (kInputs == 1 && !kIndices) ? 8 : kInputs == 3 ? 12 : 4;
+  static constexpr int kLongBytes = kIndices ? 16 * kIndexedPieces : kInputs == 1 ? 112 : kInputs == 2 ? 80 : 48;
+  static constexpr int kLongRun = kStreams ? kLongBytes / kWidest : kRun;
+  static constexpr int kLongWarps = !kStreams ? 8 : kIndices ? 4 : kInputs == 1 ? 8 : kInputs == 2 ? 6 : 12;
   static constexpr int kLongBlocks = !kStreams      ? (kInputs > 1 || kLargeMap ? 2 : 4)
-                                     : kInputs == 3 ? 1
-                                     : kInputs == 2 ? 3
                                      : kIndices     ? 4
+                                     : kInputs == 3 ? 1
                                                     : 2;
   // Of the streaming kernel: groups of warps that take tiles in turn, stages, and how many tiles a group reduces ahead.
   static constexpr int kLongGroups = kInputs == 3 ? 1 : 2;
-  static constexpr int kLongStages = kInputs == 3 ? 4 : kIndices ? 7 : 8;
+  static constexpr int kLongStages = kInputs == 3 ? 4 : kInputs == 2 || kIndices ? 7 : 8;
   static constexpr int kLongAhead = 2;
   // Narrow integers are many kinds of kernels for few uses, so theirs are small.
   static constexpr bool kSmall = std::is_same_v<typename Op::Acc, int64_t> && kWidest < 4;
@@ -127,7 +127,7 @@ inline void allow_shared(const void *kernel, size_t bytes) {
                "cudaFuncSetAttribute");
 }
 
-template <class Op, int kRun = Tuning<Op>::kRun, int kBlocks = Tuning<Op>::kRowBlocks>
+template <class Op, int kRun = Tuning<Op>::kRun, int kResidents = Tuning<Op>::kRowResidents>
 void launch_rows(const Op &op, const Geometry &g, Stream stream) {
   using Row = Share<Op, kRun>;
   // Tiles of equal numbers of warps, a power of two so that a block's warps are all at work.
@@ -139,7 +139,7 @@ void launch_rows(const Op &op, const Geometry &g, Stream stream) {
   // Small blocks: those of a multiprocessor are then at different places, some at memory and some at work.
   const int64_t all_groups = ceil_div(g.rows, kWarp / lanes);
   const auto groups = uint32_t(std::min<int64_t>(std::max(kFewestRowWarps / warps, 1), all_groups));
-  const auto kernel = scan_rows<Op, kRun, kBlocks>;
+  const auto kernel = scan_rows<Op, kRun, kResidents>;
   const size_t bytes = size_t(groups) * warps * Row::kStageBytes;
   allow_shared(reinterpret_cast<const void *>(kernel), bytes);
   launch(kernel, {ceil_div(all_groups, groups), int(groups) * warps * kWarp, bytes, true}, stream, op, g,
