@@ -558,7 +558,7 @@ def gradient_chain(g: np.ndarray, c: np.ndarray) -> tuple[np.ndarray, np.ndarray
     return tuple(sums.T)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
 @pytest.mark.parametrize("kind", ["cumsum", "cumprod", "cummax", "logcumsumexp"])
 @pytest.mark.parametrize("shape", LONG + MANY)
 def test_gradients_of_long_rows_and_many(device: str, kind: str, dtype: str, shape: tuple[int, ...]) -> None:
@@ -651,8 +651,8 @@ def test_linear_recurrence(device: str, dtype: str, with_h0: bool, shape: tuple[
 
 @pytest.mark.sanitizer
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("shape", LONG)
-def test_long_recurrences(device: str, dtype: str, shape: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("shape", LONG + MANY)
+def test_long_recurrences_and_many(device: str, dtype: str, shape: tuple[int, ...]) -> None:
     """With a value before the first, and its gradient."""
     backend = Backend(device)
     rng = np.random.default_rng(3)

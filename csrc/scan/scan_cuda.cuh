@@ -79,13 +79,14 @@ struct CudaKernels {
       if (path == Path::columns) return launch_columns(op, g, base, stream);
     }
     if constexpr (!Op::kRare && !Tuning<Op>::kSmall) {
-      if (brief<Op>(g)) return launch_rows<Op, Tuning<Op>::kShortRun, 2>(op, g, stream);
+      if (brief<Op>(g)) return launch_rows<Op, Tuning<Op>::kShortRun, 16>(op, g, stream);
     }
     launch_rows(op, g, stream);
   }
 
   static std::string arch(const char *plan) {
-    return kernel_arch(plan, reinterpret_cast<const void *>(scan_rows<Op, Tuning<Op>::kRun, Tuning<Op>::kRowBlocks>));
+    return kernel_arch(plan,
+                       reinterpret_cast<const void *>(scan_rows<Op, Tuning<Op>::kRun, Tuning<Op>::kRowResidents>));
   }
 
   static constexpr CudaScan kScan = {workspace, path, run, arch};

@@ -25,26 +25,30 @@ struct Tuning {
   // One output as wide as the inputs, from few registers.
   static constexpr bool kPlain =
       std::is_same_v<typename Op::Acc, float> && Op::Outputs::size == 1 && Bytes<typename Op::Outputs>::all(kWidest);
-  static constexpr int kRowBlocks = kInputs == 1 ? (kRun == 32 ? 3 : 4) + kPlain
-                                    : kPlain && !Op::kBased && (kWidest == 4 || kRestarts<Op>) ? 3
-                                                                                               : 2;
-  static constexpr bool kLargeMap = sizeof(typename Op::Map) >= 16;
   // Results and where they come from, which take several times the room of an input.
   static constexpr bool kIndices = Op::kPosition && Op::Outputs::size > kInputs;
+  // Warps of a multiprocessor, as many as have the registers that they need.
+  static constexpr int kRowResidents = kRestarts<Op> || (kIndices && kRun == 32) ? 20
+                                       : kInputs == 1                            ? 8 * ((kRun == 32 ? 3 : 4) + kPlain)
+                                       : kPlain && !Op::kBased && kWidest == 4   ? 24
+                                                                                 : 16;
+  // Whether warps that wait for each other cost more than a row that takes its warps longer, where there are many rows.
+  static constexpr bool kFewWarps = kWidest == 2 && (kInputs > 1 || Op::kBased);
+  static constexpr bool kLargeMap = sizeof(typename Op::Map) >= 16;
   // Long rows stream where all operands have elements of one size and results find room in the inputs' place, or are
-  // indices. Tiles are then of one shape whatever kernel takes them, so that alignment doesn't show.
-  static constexpr bool kStreams =
-      Bytes<typename Op::Inputs>::all(kWidest) &&
-      (kIndices || (Op::Outputs::size <= kInputs && Bytes<typename Op::Outputs>::all(kWidest))) &&
-      std::is_floating_point_v<typename Op::Acc> && !Op::kRare;
+  // indices no narrower than they. Tiles are then of one shape whatever kernel takes them, so that alignment doesn't
+  // show.
+  static constexpr bool kStreams = Bytes<typename Op::Inputs>::all(kWidest) &&
+                                   ((kIndices && Bytes<typename Op::Outputs>::sum >= 2 * kWidest) ||
+                                    (Op::Outputs::size <= kInputs && Bytes<typename Op::Outputs>::all(kWidest))) &&
+                                   std::is_floating_point_v<typename Op::Acc> && !Op::kRare;
   // A lane's sixteen-byte pieces where there are indices: an odd number, and seven tiles of four warps fit.
   static constexpr int kIndexedPieces =
       (210 * 1024 / (7 * 4 * kWarp * Bytes<typename Op::Outputs>::sum) * kWidest / 16 - 1) | 1;
   // What is worked out for a tile but not for each element is worth a large one, and what is worked out for each lane a
   // long run; but several tiles must be on their way while others wait for what comes before them.
-  static constexpr int kLongRun = !kStreams  ? kRun
-                                  : kIndices ? 16 * kIndexedPieces / kWidest
-                                             : (kInputs == 3 ? 48 : 112) / kWidest;
+  static constexpr int kLongBytes = kIndices ? 16 * kIndexedPieces : kInputs == 3 ? 48 : 112;
+  static constexpr int kLongRun = kStreams ? kLongBytes / kWidest : kRun;
   static constexpr int kLongWarps = !kStreams || (kInputs == 1 && !kIndices) ? 8 : kInputs == 3 ? 12 : 4;
   static constexpr int kLongBlocks = !kStreams      ? (kInputs > 1 || kLargeMap ? 2 : 4)
                                      : kInputs == 3 ? 1
@@ -82,6 +86,8 @@ constexpr int kLongTile = Tuning<Op>::kLongWarps * Share<Op, Tuning<Op>::kLongRu
 constexpr int64_t kRowsThatFill = 256;
 // Of a block, where there are as many.
 constexpr int kFewestRowWarps = 2;
+// From this many rows on, one that takes longer leaves no part of the card idle for long.
+constexpr int64_t kManyRows = 8192;
 // With fewer columns than this, tiles of columns leave the card idle while carries pass along the
 // axis, and strided rows are better.
 constexpr int64_t kColumnsThatPay = 512;
@@ -136,11 +142,12 @@ inline void allow_shared(const void *kernel, size_t bytes) {
                "cudaFuncSetAttribute");
 }
 
-template <class Op, int kRun = Tuning<Op>::kRun, int kBlocks = Tuning<Op>::kRowBlocks>
+template <class Op, int kRun = Tuning<Op>::kRun, int kResidents = Tuning<Op>::kRowResidents>
 void launch_rows(const Op &op, const Geometry &g, Stream stream) {
   using Row = Share<Op, kRun>;
   // Tiles of equal numbers of warps, a power of two so that a block's warps are all at work.
-  const int64_t tiles = ceil_div(g.length, kRowWarps * Row::kItems);
+  const int most = Tuning<Op>::kFewWarps && g.rows >= kManyRows ? 2 : kRowWarps;
+  const int64_t tiles = ceil_div(g.length, most * Row::kItems);
   const int warps = int(std::bit_ceil(uint64_t(ceil_div(ceil_div(g.length, tiles), Row::kItems))));
   // Lanes of a row that takes less than a warp.
   const int lanes = warps > 1 ? kWarp : int(std::bit_ceil(uint64_t(ceil_div(g.length, kRun))));
@@ -148,7 +155,7 @@ void launch_rows(const Op &op, const Geometry &g, Stream stream) {
   // Small blocks: those of a multiprocessor are then at different places, some at memory and some at work.
   const int64_t all_groups = ceil_div(g.rows, kWarp / lanes);
   const auto groups = uint32_t(std::min<int64_t>(std::max(kFewestRowWarps / warps, 1), all_groups));
-  const auto kernel = scan_rows<Op, kRun, kBlocks>;
+  const auto kernel = scan_rows<Op, kRun, kResidents>;
   const size_t bytes = size_t(groups) * warps * Row::kStageBytes;
   allow_shared(reinterpret_cast<const void *>(kernel), bytes);
   launch(kernel, {ceil_div(all_groups, groups), int(groups) * warps * kWarp, bytes, true}, stream, op, g,

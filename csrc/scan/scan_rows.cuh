@@ -11,13 +11,15 @@ namespace baracuda::scan {
 // At most, in a block.
 constexpr int kRowWarps = 8;
 
-// A block has `groups` of 2^warps_shift warps, one for each row; of one warp, for rows of 2^shift slots.
-template <class Op, int kRun, int kBlocks>
-__global__ void __launch_bounds__(kRowWarps *kWarp, kBlocks)
+// A block has `groups` of 2^warps_shift warps, one for each row; of one warp, for rows of 2^shift slots. So many
+// registers are taken that a multiprocessor holds kResidents warps.
+template <class Op, int kRun, int kResidents>
+__global__ void __launch_bounds__(kResidents *kWarp / 2, 2)
     scan_rows(const __grid_constant__ Op op, const __grid_constant__ Geometry g,
               const __grid_constant__ Accesses access, int warps_shift, int shift, uint32_t groups) {
   using Map = typename Op::Map;
   using Row = Share<Op, kRun, kKeepsSums<Op>>;
+  static_assert(kResidents >= 2 * kRowWarps);
   extern __shared__ __align__(16) std::byte stages[];
   __shared__ Map totals[2][kRowWarps];
   const int lane = int(threadIdx.x) % kWarp;

@@ -34,6 +34,12 @@ constexpr bool kRestarts = false;
 template <class T>
 constexpr bool kRestarts<ExtremumGradient<T>> = kIsHalf<T>;
 
+// Whether what the first pass works out for each element is worked out anew in the second, which takes fewer registers.
+template <class Op>
+constexpr bool kAnew = false;
+template <class T>
+constexpr bool kAnew<LogSumExpRatios<T>> = true;
+
 // Whether exclusive scans have code of their own, which saves a choice for each element.
 template <class Op>
 constexpr bool kApart = false;

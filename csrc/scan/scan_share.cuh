@@ -491,6 +491,10 @@ struct Share {
   __device__ __forceinline__ void finish(const Op &op, const Geometry &g, const Accesses &access, const Slots &slots,
                                          const Rows &rows, typename Op::Value value, std::byte *stage, int lane) {
     const bool whole = pieces(slots, lane);
+    if constexpr (kAnew<Op>) {
+      const uint32_t nothing = uint32_t(g.rank) >> 31;
+      for_each<kInputs>([&](auto k) { held<k()>(raw).forget(nothing); });
+    }
     Held<typename Op::Outputs, kRun> outputs;
     this->outputs(op, g, slots, value, lane, outputs, reader(g, slots, rows, lane));
     for_each<Op::Outputs::size>([&](auto k) {

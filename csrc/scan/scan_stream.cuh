@@ -50,6 +50,9 @@ struct StreamShape {
   static constexpr size_t kSharedBytes = size_t(kStages) * kStageBytes;
   static_assert(kRunBytes % 32 == 16);
   static_assert(kStages <= kWarp);
+  static_assert([]<class... U>(List<U...>) {
+    return ((kRun * int(sizeof(U)) % 16 == 0) && ...);
+  }(typename Op::Outputs{}));
 
   struct Task {
     uint32_t tile;
