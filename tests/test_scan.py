@@ -558,11 +558,8 @@ def gradient_chain(g: np.ndarray, c: np.ndarray) -> tuple[np.ndarray, np.ndarray
     return tuple(sums.T)
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
-@pytest.mark.parametrize("kind", ["cumsum", "cumprod", "cummax", "logcumsumexp"])
-@pytest.mark.parametrize("shape", LONG + MANY)
-def test_gradients_of_long_rows_and_many(device: str, kind: str, dtype: str, shape: tuple[int, ...]) -> None:
-    backend = Backend(device)
+def gradient_case(kind: str, shape: tuple[int, int], dtype: str) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
+    """dy, x and y along the last axis, what the gradient is, and how far off it may be."""
     x = small_steps(kind, shape, dtype)
     dy = values("cumsum", shape, dtype, seed=1)
     y = chain(kind, x)
@@ -576,14 +573,31 @@ def test_gradients_of_long_rows_and_many(device: str, kind: str, dtype: str, sha
         "logcumsumexp": lambda: (np.exp(before - y), np.exp(wide - y)),
     }[kind]()
     sums, sizes = gradient_chain(dy.astype(np.float64), c)
-    bound = gradient_bound(kind, x, y, np.abs(o) * sizes, 1)
+    return [dy, x, y.astype(x.dtype)], o * sums, gradient_bound(kind, x, y, np.abs(o) * sizes, 1)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+@pytest.mark.parametrize("kind", ["cumsum", "cumprod", "cummax", "logcumsumexp"])
+@pytest.mark.parametrize("shape", LONG + MANY)
+def test_gradients_of_long_rows_and_many(device: str, kind: str, dtype: str, shape: tuple[int, int]) -> None:
+    backend = Backend(device)
+    case, expected, bound = gradient_case(kind, shape, dtype)
     for reverse in (False, True):
-        operands = [dy, x, y.astype(x.dtype)]
-        if reverse:
-            operands = [np.ascontiguousarray(operand[:, ::-1]) for operand in operands]
+        operands = [np.ascontiguousarray(operand[:, ::-1]) if reverse else operand for operand in case]
         results = [run_backward(backend, kind, *operands, 1, misalign=m, reverse=reverse) for m in MISALIGNED]
-        assert_close(results[0][:, ::-1] if reverse else results[0], o * sums, bound)
+        assert_close(results[0][:, ::-1] if reverse else results[0], expected, bound)
         assert len({result.tobytes() for result in results}) == 1
+
+
+@pytest.mark.parametrize("device", ["cuda"])
+@pytest.mark.parametrize("kind", ["cumprod", "cummax", "logcumsumexp"])
+def test_rows_of_halves_that_fill_the_card(device: str, kind: str) -> None:
+    """So many rows that each gets few of the kernel's warps, which go over it piece by piece."""
+    case, expected, bound = gradient_case(kind, (4, 2100), "bfloat16")
+    operands = [np.tile(operand, (2050, 1)) for operand in case]
+    got = run_backward(Backend(device), kind, *operands, 1).reshape(2050, 4, 2100)
+    assert_close(got[0], expected, bound)
+    assert (got.view(np.uint16) == got[0].view(np.uint16)).all()
 
 
 # ---------------------------------------------------------------------------------------------------
