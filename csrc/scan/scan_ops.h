@@ -493,7 +493,13 @@ struct LogSumExpGradient : ScaledSumBasics<T, 3, A> {
     return last < Constants::kWhole && last > -Constants::kWhole && span < A(60) && span > A(-60) ? Own::base_for(last)
                                                                                                   : A(NAN);
   }
-  BARACUDA_HD static A term(const Item &item, A base) { return item.in[0] * exp2_of(Own::exponent(-item.in[2], base)); }
+  BARACUDA_HD static A term(const Item &item, A base) {
+    const A share = exp2_of(Own::exponent(-item.in[2], base));
+    // Whether a product is fused with the sum after it must not depend on the kernel, as it does with what a double's
+    // exponential becomes.
+    if constexpr (std::is_same_v<A, double>) return exact_multiply(item.in[0], share);
+    return item.in[0] * share;
+  }
   BARACUDA_HD static bool well_scaled(A base, Value value, A) { return value.base < base + A(8); }
   BARACUDA_HD static A shown_scaled(const Item &item, A sum, A base) {
     return exp2_of(Own::exponent(item.in[1], -base)) * sum;
