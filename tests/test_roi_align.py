@@ -327,9 +327,7 @@ def test_more_rois_than_a_block_looks_at(backend: Backend) -> None:
 @pytest.mark.parametrize("layout", ["row_major", "channels_last"])
 @pytest.mark.parametrize("value", [1e38, -3e38, np.nan, np.inf])
 @pytest.mark.parametrize("channel", [5, 33])
-def test_huge_gradients_stay_where_their_weights_are(
-    backend: Backend, channel: int, value: float, layout: str
-) -> None:
+def test_huge_gradients_stay_where_their_weights_are(backend: Backend, channel: int, value: float, layout: str) -> None:
     """Beside a bin of them, in its RoI, its channel and its tile, all is as without it."""
     rng = np.random.default_rng(13)
     shape = (1, 34, 20, 20)
