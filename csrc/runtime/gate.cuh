@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Copies between global and shared memory by the copy engine (from sm_90 on), and the gates that tell of their end.
+// Copies between global and shared memory that go on while threads do other things: by the thread that asks for them,
+// or by the copy engine (from sm_90 on), with the gates that tell of their end.
 #pragma once
 
 #include <cstddef>
@@ -8,6 +9,26 @@
 namespace baracuda {
 
 __device__ __forceinline__ uint32_t shared_address(const void *p) { return uint32_t(__cvta_generic_to_shared(p)); }
+
+// A thread's own copies, of 4, 8 or 16 bytes each; those of a group are waited for together.
+template <int kBytes>
+__device__ __forceinline__ void copy_ahead(uint32_t to, const void *from) {
+  if constexpr (kBytes == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(kBytes) : "memory");
+  }
+}
+template <int kBytes>
+__device__ __forceinline__ void copy_ahead(void *to, const void *from) {
+  copy_ahead<kBytes>(shared_address(to), from);
+}
+__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Until no more groups than kPending, the last ones, are under way.
+template <int kPending>
+__device__ __forceinline__ void wait_for_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 // A gate is a word in shared memory that opens when enough have arrived, and all bytes that were announced; time and

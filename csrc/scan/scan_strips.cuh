@@ -9,15 +9,6 @@
 
 namespace baracuda::scan {
 
-__device__ __forceinline__ void copy_piece(std::byte *to, const std::byte *from) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from) : "memory");
-}
-__device__ __forceinline__ void commit_pieces() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int kPending>
-__device__ __forceinline__ void wait_for_pieces() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
-}
-
 // Has a value computed before what follows.
 template <class V>
 __device__ __forceinline__ void compute_now(V &value) {
@@ -86,7 +77,7 @@ __global__ void __launch_bounds__(kWarps *kWarp, kBlocks)
         const std::byte *line = from[k()] + (first + piece_line) * step;
 #pragma unroll
         for (int r = 0; r < kCount; r += S::kLinesAtOnce) {
-          if (r < kLines || piece_line == 0) copy_piece(to + k() * S::kInputBytes + r * S::kLineBytes, line);
+          if (r < kLines || piece_line == 0) copy_ahead<16>(to + k() * S::kInputBytes + r * S::kLineBytes, line);
           line += step * S::kLinesAtOnce;
         }
       } else {
@@ -94,8 +85,8 @@ __global__ void __launch_bounds__(kWarps *kWarp, kBlocks)
 #pragma unroll 1
         for (int r = 0; r < kCount; r += S::kLinesAtOnce)
           if (r < kLines || piece_line == 0)
-            copy_piece(to + k() * S::kInputBytes + r * S::kLineBytes,
-                       from[k()] + min(first + piece_line + r, g.length - 1) * step);
+            copy_ahead<16>(to + k() * S::kInputBytes + r * S::kLineBytes,
+                           from[k()] + min(first + piece_line + r, g.length - 1) * step);
       }
     });
   };
@@ -105,7 +96,7 @@ __global__ void __launch_bounds__(kWarps *kWarp, kBlocks)
 #pragma unroll 1
   for (int s = 0; s < kStages - 1; ++s) {
     if (begin + s * kRound < g.length) copy_lines(s, begin + s * kRound);
-    commit_pieces();
+    commit_copies();
   }
   if (threadIdx.x == 0) {
     // Unrolled: the sanitizer takes as many gates for granted as there are instructions that set one.
@@ -127,12 +118,12 @@ __global__ void __launch_bounds__(kWarps *kWarp, kBlocks)
   for (int64_t first = begin; first < g.length; first += kRound) {
     columns.first = first;
     columns.left = g.length - first;
-    wait_for_pieces<kStages - 2>();
+    wait_for_copies<kStages - 2>();
     // All lanes' pieces are there, and all have taken those from the stage before.
     __syncwarp();
     if (columns.left > int64_t(kStages - 1) * kRound)
       copy_lines(stage > 0 ? stage - 1 : kStages - 1, first + int64_t(kStages - 1) * kRound);
-    commit_pieces();
+    commit_copies();
     for_each<kInputs>([&](auto k) {
       using T = at<k(), typename Op::Inputs>;
       const std::byte *place = ring + stage * S::kStageBytes + k() * S::kInputBytes + lane * int(kColumns * sizeof(T));

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "runtime/gate.cuh"
 #include "runtime/launch.cuh"
 #include "segment/segment.h"
 
@@ -332,16 +333,6 @@ __device__ __forceinline__ SegmentWork segment_work(const SegmentGroups &groups,
   return work;
 }
 
-__device__ __forceinline__ void segment_copy_16_bytes(void *to, const void *from) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(uint32_t(__cvta_generic_to_shared(to))), "l"(from)
-               : "memory");
-}
-__device__ __forceinline__ void segment_commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int kPending>
-__device__ __forceinline__ void segment_wait_for_copies() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
-}
-
 // A group of lanes per chunk and tile of columns, each lane with its own columns: rows go by without regard to
 // where segments end, through shared memory of which each lane has its own, so that many loads are always in flight.
 template <class Op, int kVector>
@@ -376,9 +367,9 @@ __global__ __launch_bounds__(kSegmentThreads, sizeof(typename Op::State) * kVect
     for (int r = 0; r < kRows; ++r) {
       if (at + r >= count) break;
       const int64_t row = order ? int64_t(rows[r]) : work.begin + at + r;
-      segment_copy_16_bytes(&ring[stage][r][threadIdx.x], input + row * call.input.row);
+      copy_ahead<16>(&ring[stage][r][threadIdx.x], input + row * call.input.row);
     }
-    segment_commit_copies();
+    commit_copies();
     find_rows(at + kRows);
   };
   find_rows(0);
@@ -410,7 +401,7 @@ __global__ __launch_bounds__(kSegmentThreads, sizeof(typename Op::State) * kVect
   int stage = 0;
   for (int at = 0; at < count; at += kRows) {
     fetch(at + (kStages - 1) * kRows, stage == 0 ? kStages - 1 : stage - 1);
-    segment_wait_for_copies<kStages - 1>();
+    wait_for_copies<kStages - 1>();
     Pack pack[kRows];
     typename Op::Row numbers[kRows];
 #pragma unroll

@@ -24,16 +24,6 @@ __global__ __launch_bounds__(kMostBuckets) void forget_totals(SegmentBuckets buc
 __device__ __forceinline__ int row_in_tile(int k) { return (k / 2) * 2 * kTileThreads + 2 * int(threadIdx.x) + k % 2; }
 
 template <class T>
-__device__ __forceinline__ void copy_pair(SegmentPack<T, 2> *to, const T *from) {
-  constexpr int kBytes = 2 * int(sizeof(T));
-  if constexpr (kBytes == 16) {
-    copy_16_bytes(to, from);
-  } else {
-    const uint32_t address = uint32_t(__cvta_generic_to_shared(to));
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(address), "l"(from), "n"(kBytes) : "memory");
-  }
-}
-template <class T>
 __device__ __forceinline__ SegmentPack<T, 2> load_pair(const SegmentPack<T, 2> *from) {
   using Word = std::conditional_t<sizeof(T) == 2, unsigned, std::conditional_t<sizeof(T) == 4, uint2, ulonglong2>>;
   const Word word = *reinterpret_cast<const Word *>(from);
@@ -66,8 +56,8 @@ __global__ __launch_bounds__(kTileThreads, 1) void fill_buckets(const __grid_con
     if (paired && first + kBucketTile <= rows) {
 #pragma unroll
       for (int k = 0; k < kTileItems / 2; ++k) {
-        copy_pair(next_ids + k * kTileThreads, from + first + row_in_tile(2 * k));
-        copy_pair(next_elements + k * kTileThreads, data + first + row_in_tile(2 * k));
+        copy_ahead<sizeof *next_ids>(next_ids + k * kTileThreads, from + first + row_in_tile(2 * k));
+        copy_ahead<sizeof *next_elements>(next_elements + k * kTileThreads, data + first + row_in_tile(2 * k));
       }
     } else if (first < rows) {
       for (int k = 0; k < kTileItems; ++k) {

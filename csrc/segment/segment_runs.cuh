@@ -77,16 +77,6 @@ __device__ __forceinline__ SegmentPack<Element, 4> load_four(const Element *from
   return bit_cast<Elements>(word);
 }
 
-__device__ __forceinline__ void copy_16_bytes(void *to, const void *from) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(uint32_t(__cvta_generic_to_shared(to))), "l"(from)
-               : "memory");
-}
-__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int kPending>
-__device__ __forceinline__ void wait_for_copies() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
-}
-
 // What another block of this launch wrote.
 template <class State>
 __device__ __forceinline__ State load_fresh(const State *from) {
@@ -132,7 +122,7 @@ struct SegmentRunPart {
 #pragma unroll
     for (int p = 0; p < kParts; ++p) {
       const int at = p * 32 + lane;
-      copy_16_bytes(to + 16 * run_place<kParts>(at / kParts, at % kParts), from + at * kInPart);
+      copy_ahead<16>(to + 16 * run_place<kParts>(at / kParts, at % kParts), from + at * kInPart);
     }
   }
   // One row of a step.
