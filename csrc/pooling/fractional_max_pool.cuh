@@ -13,35 +13,7 @@ constexpr int kPoolBlocks = 4;  // on a multiprocessor at least; registers follo
 // Of what a block of pool_rows reads, this much is asked for ahead: more would hold up what is wanted first.
 constexpr uint32_t kRowsPrefetch = 32 * 1024;
 
-// The bits of an element, so that values move unchanged and stay narrow until they are compared.
-template <int kBytes>
-struct PoolBits;
-template <>
-struct PoolBits<2> {
-  using type = uint16_t;
-};
-template <>
-struct PoolBits<4> {
-  using type = uint32_t;
-};
-template <>
-struct PoolBits<8> {
-  using type = unsigned long long;
-};
-
-// What a pack of elements is stored as.
-template <int kBytes>
-struct PoolWord {
-  using type = typename PoolBits<kBytes>::type;
-};
-template <>
-struct PoolWord<16> {
-  using type = uint4;
-};
-
-template <class T>
-using BitsOf = typename PoolBits<sizeof(T)>::type;
-
+// Values move as their bits, unchanged, and stay narrow until they are compared.
 template <class T>
 __device__ __forceinline__ BitsOf<T> load_bits(const T *from) {
   return __ldg(reinterpret_cast<const BitsOf<T> *>(from));
@@ -106,7 +78,7 @@ __device__ __forceinline__ void stream_out(T *to, BitsOf<T> bits) {
 }
 template <class T, int kCount>
 __device__ __forceinline__ void stream_out(PoolPack<T, kCount> *to, const PoolPack<T, kCount> &pack) {
-  using Word = typename PoolWord<sizeof(pack)>::type;
+  using Word = MemoryWord<sizeof(pack)>;
   __stcs(reinterpret_cast<Word *>(to), bit_cast<Word>(pack));
 }
 

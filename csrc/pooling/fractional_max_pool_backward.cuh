@@ -136,7 +136,7 @@ __device__ __forceinline__ void load_where(bool wanted, const uint32_t *from, ui
       : "+r"(value)
       : "l"(from), "r"(uint32_t(wanted)));
 }
-__device__ __forceinline__ void load_where(bool wanted, const unsigned long long *from, unsigned long long &value) {
+__device__ __forceinline__ void load_where(bool wanted, const uint64_t *from, uint64_t &value) {
   asm volatile(
       "{\n\t.reg .pred wanted;\n\tsetp.ne.u32 wanted, %2, 0;\n\t"
       "@wanted ld.global.nc.L2::256B.b64 %0, [%1];\n\t}"

@@ -7,12 +7,23 @@
 #include <type_traits>
 #include <utility>
 
+#include "runtime/bits.h"
 #include "runtime/cuda.h"
 #include "runtime/recording.h"
 
 namespace baracuda {
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// What so many bytes are loaded and stored as, in one instruction.
+template <int kBytes>
+struct MemoryWordOf : UnsignedOf<kBytes> {};
+template <>
+struct MemoryWordOf<16> {
+  using type = uint4;
+};
+template <int kBytes>
+using MemoryWord = typename MemoryWordOf<kBytes>::type;
 
 struct Grid {
   int64_t blocks;

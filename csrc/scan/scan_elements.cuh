@@ -141,31 +141,6 @@ __device__ __forceinline__ typename Op::Map exclusive_of(const Op &op, const typ
   return (lane & (width - 1)) == 0 ? op.identity() : left;
 }
 
-template <int kBytes>
-struct UnsignedOf;
-template <>
-struct UnsignedOf<1> {
-  using type = uint8_t;
-};
-template <>
-struct UnsignedOf<2> {
-  using type = uint16_t;
-};
-template <>
-struct UnsignedOf<4> {
-  using type = uint32_t;
-};
-template <>
-struct UnsignedOf<8> {
-  using type = uint2;
-};
-template <>
-struct UnsignedOf<16> {
-  using type = uint4;
-};
-template <int kBytes>
-using Unsigned = typename UnsignedOf<kBytes>::type;
-
 template <class T>
 constexpr bool kIsHalf = std::is_same_v<T, bfloat16> || std::is_same_v<T, float16>;
 
@@ -340,7 +315,7 @@ struct Packed {
   static constexpr int kPieces = kBytes / kPieceBytes;
   static constexpr int kPieceItems = kCount / kPieces;
   __device__ __forceinline__ void load_piece(int piece, const void *from) {
-    const auto wide = *reinterpret_cast<const Unsigned<kPieceBytes> *>(from);
+    const auto wide = *reinterpret_cast<const MemoryWord<kPieceBytes> *>(from);
     if constexpr (kPieceBytes < 4) {
       word[0] = wide;
     } else {
@@ -348,13 +323,13 @@ struct Packed {
     }
   }
   __device__ __forceinline__ void store_piece(int piece, void *to) const {
-    Unsigned<kPieceBytes> wide;
+    MemoryWord<kPieceBytes> wide;
     if constexpr (kPieceBytes < 4) {
-      wide = Unsigned<kPieceBytes>(word[0]);
+      wide = MemoryWord<kPieceBytes>(word[0]);
     } else {
       memcpy(&wide, word + piece * (kPieceBytes / 4), kPieceBytes);
     }
-    *reinterpret_cast<Unsigned<kPieceBytes> *>(to) = wide;
+    *reinterpret_cast<MemoryWord<kPieceBytes> *>(to) = wide;
   }
   __device__ __forceinline__ void load(const void *from) {
 #pragma unroll

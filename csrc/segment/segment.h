@@ -7,6 +7,7 @@
 #include <string>
 #include <type_traits>
 
+#include "runtime/bits.h"
 #include "runtime/device.h"
 #include "runtime/dtype.h"
 #include "runtime/tensor.h"
@@ -16,26 +17,6 @@ namespace baracuda {
 
 enum class SegmentKind { sum, mean, max, min, prod };
 enum class SegmentIds { unsorted, sorted, offsets };
-
-// The bits of an element.
-template <int kBytes>
-struct SegmentBitsOf;
-template <>
-struct SegmentBitsOf<1> {
-  using type = uint8_t;
-};
-template <>
-struct SegmentBitsOf<2> {
-  using type = uint16_t;
-};
-template <>
-struct SegmentBitsOf<4> {
-  using type = uint32_t;
-};
-template <>
-struct SegmentBitsOf<8> {
-  using type = uint64_t;
-};
 
 // What sums and products are kept in. Integers wrap around, and a mean of narrow ones is exact.
 template <class T>
@@ -261,7 +242,7 @@ struct SegmentProduct {
 // The bits of floats.
 template <class Real>
 struct SegmentParts {
-  using Bits = SegmentBitsOf<sizeof(Real)>::type;
+  using Bits = BitsOf<Real>;
   static constexpr int kFraction = sizeof(Real) == 8 ? 52 : 23;
   static constexpr Bits kExponents = (Bits(1) << (8 * sizeof(Real) - 1 - kFraction)) - 1;
   static constexpr int kHalf = int(kExponents / 2) - 1;  // the exponent of 0.5, as it is kept
@@ -344,7 +325,7 @@ BARACUDA_HD inline Real segment_product_gradient(const SegmentProduct<Real> &pro
 // A product in less memory, once all factors are in it. An exponent is bounded where more makes no difference.
 template <class Real>
 struct SegmentPackedProduct {
-  using Bits = SegmentBitsOf<sizeof(Real)>::type;
+  using Bits = BitsOf<Real>;
   static constexpr int kMostExponent = 1 << 20;
   static constexpr int kCountBits = 6;  // two for each of zeros, infinities and NaN
 

@@ -31,7 +31,7 @@ __global__ __launch_bounds__(kFewThreads, 2) void segment_few(const __grid_const
   using Element = typename Op::Element;
   using State = typename Op::State;
   using Pack = SegmentPack<Element, kColumns>;
-  using Word = SegmentPack<typename SegmentBitsOf<sizeof(Pack)>::type, 1>;
+  using Word = SegmentPack<BitsOf<Pack>, 1>;
   using Cells = SegmentPack<State, kColumns>;
   constexpr int kStep = kFewThreads * kColumns;
   constexpr uint32_t kNowhere = ~uint32_t(0);

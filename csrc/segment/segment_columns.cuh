@@ -608,7 +608,7 @@ void segment_reduce_buckets(const SegmentProblem &problem, const SegmentView &in
     }
   } else {
     if (problem.kind == SegmentKind::mean) call.counts = space.buckets.lengths;
-    call.once = call.counts || bit_cast<typename SegmentBitsOf<sizeof op.empty>::type>(op.empty) == 0;
+    call.once = call.counts || bit_cast<Unsigned<sizeof op.empty>>(op.empty) == 0;
     run(bucket_sums<Op>, segment_bucket_sum_bytes(problem, space.buckets.cell_bits, space.buckets.copy_bits));
   }
 }

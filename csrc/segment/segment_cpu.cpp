@@ -224,7 +224,7 @@ void segment_reduce_backward_cpu(const SegmentBackward &call) {
   const Groups groups(call.problem, call.ids);
   dispatch_dtype<float16, bfloat16, float, double>(call.problem.dtype, [&](auto tag) {
     using T = decltype(tag)::type;
-    using Bits = SegmentBitsOf<sizeof(T)>::type;
+    using Bits = BitsOf<T>;
     if (call.problem.kind == SegmentKind::prod) {
       products<T>(call, groups);
     } else if (!call.problem.extreme()) {

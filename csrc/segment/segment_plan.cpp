@@ -192,7 +192,7 @@ class SegmentReducePlan final : public SegmentPlan {
   // What no element is below, in the order of the kind.
   template <class T>
   uint64_t lowest() const {
-    using Bits = SegmentBitsOf<sizeof(T)>::type;
+    using Bits = BitsOf<T>;
     const SegmentOrder<Bits> order = segment_order<Bits>(problem_.dtype, problem_.kind == SegmentKind::min);
     // An infinity has the highest magnitude that is a number.
     if (order.magnitude != 0) return Bits(order.infinity | (order.reverse ? Bits(0) : order.sign));

@@ -71,7 +71,7 @@ template <class Element>
 __device__ __forceinline__ SegmentPack<Element, 4> load_four(const Element *from) {
   using Elements = SegmentPack<Element, 4>;
   constexpr int kBytes = sizeof(Elements);
-  using Word = SegmentPack<typename SegmentBitsOf<kBytes == 16 ? 8 : kBytes>::type, kBytes == 16 ? 2 : 1>;
+  using Word = SegmentPack<Unsigned<kBytes == 16 ? 8 : kBytes>, kBytes == 16 ? 2 : 1>;
   // In a variable of its own: a reference to memory would be copied byte by byte.
   const Word word = *reinterpret_cast<const Word *>(from);
   return bit_cast<Elements>(word);

@@ -143,8 +143,8 @@ __global__ __launch_bounds__(kSegmentThreads) void gather_gradient(const __grid_
                                                                    SegmentView d_input) {
   using Element = typename Rule::Element;
   using Pack = SegmentPack<Element, kVector>;
-  using Word = SegmentPack<std::conditional_t<kVector == 1, typename SegmentBitsOf<sizeof(Element)>::type, uint32_t>,
-                           kVector == 1 ? 1 : sizeof(Pack) / 4>;
+  using Word =
+      SegmentPack<std::conditional_t<kVector == 1, BitsOf<Element>, uint32_t>, kVector == 1 ? 1 : sizeof(Pack) / 4>;
   int64_t row[4];
   int64_t segment[4];
   each_row(sizes, row, segment, [&](int lane) {
@@ -400,7 +400,7 @@ struct Launcher {
            call.d_output, problem().columns, problem().segments, shares);
     SegmentBackward shared = call;
     shared.d_output = {shares, problem().columns, 1};
-    Launcher{shared, space, stream}.gather(TakesAll<typename SegmentBitsOf<sizeof(T)>::type>{});
+    Launcher{shared, space, stream}.gather(TakesAll<BitsOf<T>>{});
   }
 
   template <int kVector, class Rule>
@@ -515,7 +515,7 @@ void segment_spread(const SegmentBackward &call, const SegmentSpace &space, Stre
   }
   dispatch_dtype<float16, bfloat16, float, double>(problem.dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    using Bits = typename SegmentBitsOf<sizeof(T)>::type;
+    using Bits = BitsOf<T>;
     using Real = typename SegmentReal<T>::type;
     if (problem.kind == SegmentKind::mean) {
       const Counts counts = {space.counts, launcher.groups()};
