@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Forward of contiguous tensors, windows of two, from sm_90 on.
+// Forward of contiguous tensors, windows of two, from sm_90 on: older cards were not measured.
 //
 // A block takes a few outputs along the slow axis with all that lies beside them. Their cells are on the way to shared
 // memory while the block works out where windows start. Threads copy them, not the copy engine: beside so many writes
-// the engine's reads are slower (measured: by a twentieth in three dimensions). What is written is cut into whole
-// lines, whatever the length of a row.
+// the engine takes longer (measured: the whole kernel by a twentieth, in float32 and three dimensions). What is written
+// is cut into whole lines, whatever the length of a row.
 #pragma once
 
 #include "pooling/fractional_max_pool.cuh"
@@ -14,6 +14,7 @@ namespace baracuda {
 
 constexpr int32_t kStagedWindow = 2;
 constexpr int kStagedUnroll = 2;
+constexpr int kStagedPiece = 16;  // bytes that a thread copies at once
 constexpr int kStagedBlocks = 5;  // on a multiprocessor at least; registers follow from it
 
 // Measured: pool_rows is as fast with wider elements.
@@ -67,14 +68,13 @@ __global__ void __launch_bounds__(kPoolThreads, kStagedBlocks)
   const int32_t slice_cells = middle.in * fast.in;
 
   const auto load = [&](int32_t begin, int32_t end) {
-    constexpr uint32_t kPiece = 16;
     const char *const from =
         static_cast<const char *>(call.x) + (int64_t(plane) * slow.in + begin) * int64_t(call.slice_bytes);
     const uint32_t to = shared_address(shared);
     const uint32_t bytes = uint32_t(end - begin) * call.slice_bytes;
 #pragma unroll 4
-    for (uint32_t at = threadIdx.x * kPiece; at < bytes; at += kPoolThreads * kPiece)
-      copy_ahead<kPiece>(to + at, from + at);
+    for (uint32_t at = threadIdx.x * kStagedPiece; at < bytes; at += kPoolThreads * kStagedPiece)
+      copy_ahead<kStagedPiece>(to + at, from + at);
     commit_copies();
   };
   // A row that no window needs is worth it that the copies needn't wait for samples; a slice isn't.
