@@ -52,7 +52,6 @@ PoolRowsShape pool_rows_shape(const PoolProblem &problem, size_t real_size, size
 }
 
 PoolStagedShape pool_staged_shape(const PoolProblem &problem, size_t element_size) {
-  constexpr int64_t kWhole = 16;  // bytes that the copy engine moves at least
   constexpr int64_t kMostShared = 56 * 1024;
   constexpr int64_t kWantedBlocks = int64_t(132) * kStagedBlocks * 2;
   PoolStagedShape shape;
@@ -69,10 +68,10 @@ PoolStagedShape pool_staged_shape(const PoolProblem &problem, size_t element_siz
   const PoolAxis &slow = axis[kSlow];
   const int64_t slice_bytes = int64_t(axis[kMiddle].in) * axis[kFast].in * int64_t(element_size);
   const int64_t slice_outs = int64_t(axis[kMiddle].out) * axis[kFast].out;
-  if (slice_bytes % kWhole != 0 || problem.in_plane() >= kNarrowLimit || problem.out_plane() >= kNarrowLimit ||
+  if (slice_bytes % kStagedPiece != 0 || problem.in_plane() >= kNarrowLimit || problem.out_plane() >= kNarrowLimit ||
       problem.planes() * slow.out >= kNarrowLimit)
     return shape;
-  const auto up = [](int64_t bytes) { return ceil_div(bytes, kWhole) * kWhole; };
+  const auto up = [](int64_t bytes) { return ceil_div(bytes, kStagedPiece) * kStagedPiece; };
   int64_t slices = std::clamp<int64_t>((element_size == 2 ? 4096 : 3072) / slice_outs, 1, slow.out);
   while (slices > 1 && problem.planes() * ceil_div(slow.out, slices) < kWantedBlocks) slices /= 2;
   for (; slices > 0; slices /= 2) {

@@ -144,8 +144,8 @@ template <class T, class Index>
 bool launch_pool_staged(const PoolForward &call, Stream stream) {
   const PoolProblem &problem = call.problem;
   const PoolStagedShape shape = pool_staged_shape(problem, sizeof(T));
-  if (shape.slices == 0 || !DeviceGuard::kernels_can_wait() || reinterpret_cast<uintptr_t>(call.x.data) % 16 != 0 ||
-      !pool_row_major(problem, call.x, true))
+  if (shape.slices == 0 || !DeviceGuard::kernels_can_wait() ||
+      reinterpret_cast<uintptr_t>(call.x.data) % kStagedPiece != 0 || !pool_row_major(problem, call.x, true))
     return false;
   const PoolAxis *axis = problem.axis;
   PoolStagedCall staged = {};

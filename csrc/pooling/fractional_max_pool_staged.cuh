@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Forward of contiguous tensors, windows of two, on cards with a copy engine (sm_90).
+// Forward of contiguous tensors, windows of two, from sm_90 on: older cards were not measured.
 //
-// A block takes a few outputs along the slow axis with all that lies beside them. The engine brings their cells into
-// shared memory while the block works out where windows start. What is written is cut into whole lines, whatever the
-// length of a row.
+// A block takes a few outputs along the slow axis with all that lies beside them. Their cells are on the way to shared
+// memory while the block works out where windows start. Threads copy them, not the copy engine: beside so many writes
+// the engine takes longer (measured: the whole kernel by a twentieth, in float32 and three dimensions). What is written
+// is cut into whole lines, whatever the length of a row.
 #pragma once
 
 #include "pooling/fractional_max_pool.cuh"
@@ -13,6 +14,7 @@ namespace baracuda {
 
 constexpr int32_t kStagedWindow = 2;
 constexpr int kStagedUnroll = 2;
+constexpr int kStagedPiece = 16;  // bytes that a thread copies at once
 constexpr int kStagedBlocks = 5;  // on a multiprocessor at least; registers follow from it
 
 // Measured: pool_rows is as fast with wider elements.
@@ -52,7 +54,6 @@ __global__ void __launch_bounds__(kPoolThreads, kStagedBlocks)
   constexpr int kCells = kLines * kStagedWindow;
   constexpr uint32_t kLine = 32;  // elements
   extern __shared__ __align__(16) char shared[];
-  __shared__ uint64_t loaded;
   const PoolAxis &slow = call.problem.axis[kSlow];
   const PoolAxis &middle = call.problem.axis[kMiddle];
   const PoolAxis &fast = call.problem.axis[kFast];
@@ -67,21 +68,21 @@ __global__ void __launch_bounds__(kPoolThreads, kStagedBlocks)
   const int32_t slice_cells = middle.in * fast.in;
 
   const auto load = [&](int32_t begin, int32_t end) {
+    const char *const from =
+        static_cast<const char *>(call.x) + (int64_t(plane) * slow.in + begin) * int64_t(call.slice_bytes);
+    const uint32_t to = shared_address(shared);
     const uint32_t bytes = uint32_t(end - begin) * call.slice_bytes;
-    set_gate(&loaded, 1);
-    show_copy_engine();
-    arrive_and_announce(&loaded, bytes);
-    bulk_load(reinterpret_cast<std::byte *>(shared),
-              static_cast<const std::byte *>(call.x) + (int64_t(plane) * slow.in + begin) * call.slice_bytes, bytes,
-              &loaded);
+#pragma unroll 4
+    for (uint32_t at = threadIdx.x * kStagedPiece; at < bytes; at += kPoolThreads * kStagedPiece)
+      copy_ahead<kStagedPiece>(to + at, from + at);
+    commit_copies();
   };
-  // A row that no window needs is worth it that the copy needn't wait for samples; a slice isn't.
-  const bool loads = threadIdx.x == kPoolThreads - 1;
-  if (kFlat && loads) load(slow.earliest(i0), slow.latest(i0 + slices - 1) + kStagedWindow);
+  // A row that no window needs is worth it that the copies needn't wait for samples; a slice isn't.
+  if (kFlat) load(slow.earliest(i0), slow.latest(i0 + slices - 1) + kStagedWindow);
   Real u[kPoolAxes];
   plane_samples(call.samples, call.problem, n, plane - n * uint32_t(call.problem.channels), u);
   const int32_t begin = kFlat ? slow.earliest(i0) : window_start(slow, placement, i0, u[kSlow]);
-  if (!kFlat && loads) load(begin, window_start(slow, placement, i0 + slices - 1, u[kSlow]) + kStagedWindow);
+  if (!kFlat) load(begin, window_start(slow, placement, i0 + slices - 1, u[kSlow]) + kStagedWindow);
   for (int32_t r = int32_t(threadIdx.x); r < slices * middle.out; r += kPoolThreads) {
     const int32_t i = int32_t(call.by_middle_out.divide(uint32_t(r)));
     const int32_t s = window_start(slow, placement, i0 + i, u[kSlow]);
@@ -90,6 +91,7 @@ __global__ void __launch_bounds__(kPoolThreads, kStagedBlocks)
   }
   for (int32_t t = int32_t(threadIdx.x); t < fast.out; t += kPoolThreads)
     columns[t] = uint32_t(window_start(fast, placement, t, u[kFast]));
+  wait_for_copies<0>();
   __syncthreads();
 
   const int64_t first = (int64_t(plane) * slow.out + i0) * call.slice_outs;
@@ -99,7 +101,6 @@ __global__ void __launch_bounds__(kPoolThreads, kStagedBlocks)
   const int64_t origin = call.problem.index_origin(plane);
   const bool last_nan = placement == Placement::torch;
   const int32_t before = int32_t(uint32_t(first) % kLine);  // outputs of the first line that aren't of the block
-  pass(&loaded, 0);
 #pragma unroll 1
   for (int32_t at = int32_t(threadIdx.x) - before; at < outs; at += kPoolThreads * kStagedUnroll) {
     BitsOf<T> cells[kStagedUnroll][kCells];
