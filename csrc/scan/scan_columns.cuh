@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Scans along an axis that isn't the one with the shortest steps: neighbouring threads take
 // neighbouring columns. Tiles are 32 x kColumns wide and kLines x kGroups deep, in registers; a tile
-// waits for the carry of the tile before it along the axis. Tiles are given out by ticket, all
-// column tiles of one depth before those of the next, so that what a tile waits for is finished or
-// running.
+// waits for the carry of the tile before it along the axis. Tiles are given out by ticket, part by
+// part of the columns, and of a part all column tiles of one depth before those of the next, so that
+// what a tile waits for is finished or running.
 #pragma once
 
 #include "scan/scan_long.cuh"
@@ -30,8 +30,11 @@ __device__ __forceinline__ void column_offsets(const Geometry &g, const ColumnFi
 }
 
 struct ColumnTiles {
-  Divider across;  // by the number of tiles of columns
-  uint32_t down;   // tiles along the axis
+  uint32_t across;   // tiles of columns
+  uint32_t down;     // tiles along the axis
+  uint32_t parts;    // the last one has what is left over
+  uint32_t wide;     // tiles of columns of the other parts
+  Divider per_part;  // by the number of their tiles
   ColumnFinder finder;
   uint32_t *ticket;
   uint64_t *carries;  // one slot for each column
@@ -344,8 +347,12 @@ __global__ void __launch_bounds__(kGroups *kWarp, kBlocks)
       if (lane == 0) ticket = atomicAdd(tiles.ticket, 1u);
       ticket = __shfl_sync(kAll, ticket, 0);
     }
-    const uint32_t down = tiles.across.divide(ticket);
-    const uint32_t along = ticket - down * tiles.across.divisor;
+    const uint32_t part = min(tiles.per_part.divide(ticket), tiles.parts - 1);
+    const uint32_t begin = part * tiles.wide;
+    const uint32_t wide = part + 1 < tiles.parts ? tiles.wide : tiles.across - begin;
+    const uint32_t rest = ticket - part * tiles.per_part.divisor;
+    const uint32_t down = rest / wide;
+    const uint32_t along = begin + rest - down * wide;
     const int64_t column = int64_t(along) * kTileColumns + lane * kColumns;
     int64_t start[Layout<Op>::kLines];
     column_offsets(g, tiles.finder, column < g.rows ? column : 0, start);
