@@ -30,11 +30,9 @@ __device__ __forceinline__ void column_offsets(const Geometry &g, const ColumnFi
 }
 
 struct ColumnTiles {
-  uint32_t across;   // tiles of columns
+  Divider per_part;  // by the number of a part's tiles
+  Divider wide;      // by the number of its tiles of columns; the last part's may not all exist
   uint32_t down;     // tiles along the axis
-  uint32_t parts;    // the last one has what is left over
-  uint32_t wide;     // tiles of columns of the other parts
-  Divider per_part;  // by the number of their tiles
   ColumnFinder finder;
   uint32_t *ticket;
   uint64_t *carries;  // one slot for each column
@@ -347,12 +345,10 @@ __global__ void __launch_bounds__(kGroups *kWarp, kBlocks)
       if (lane == 0) ticket = atomicAdd(tiles.ticket, 1u);
       ticket = __shfl_sync(kAll, ticket, 0);
     }
-    const uint32_t part = min(tiles.per_part.divide(ticket), tiles.parts - 1);
-    const uint32_t begin = part * tiles.wide;
-    const uint32_t wide = part + 1 < tiles.parts ? tiles.wide : tiles.across - begin;
-    const uint32_t rest = ticket - part * tiles.per_part.divisor;
-    const uint32_t down = rest / wide;
-    const uint32_t along = begin + rest - down * wide;
+    const uint32_t part = tiles.per_part.divide(ticket);
+    const uint32_t of_part = ticket - part * tiles.per_part.divisor;
+    const uint32_t down = tiles.wide.divide(of_part);
+    const uint32_t along = (part - down) * tiles.wide.divisor + of_part;
     const int64_t column = int64_t(along) * kTileColumns + lane * kColumns;
     int64_t start[Layout<Op>::kLines];
     column_offsets(g, tiles.finder, column < g.rows ? column : 0, start);

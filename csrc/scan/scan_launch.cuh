@@ -262,14 +262,15 @@ template <class Op, int kColumns, int kLines, int kGroups, int kBlocks>
 void launch_columns_of(const Op &op, const Geometry &g, std::byte *base, Stream stream) {
   constexpr int kTileColumns = kColumns * kWarp;
   ColumnTiles tiles = {};
-  tiles.across = uint32_t(ceil_div(g.rows, kTileColumns));
-  tiles.down = uint32_t(ceil_div(g.length, kLines * kGroups));
-  // Whole extents of the innermost row axis, so that lines are read to their ends.
+  // About as many columns in each part, and mostly whole extents of the innermost row axis: lines are read to their
+  // ends.
+  const int64_t across = ceil_div(g.rows, kTileColumns);
   const int64_t inner = g.rank > 0 ? g.extent[g.rank - 1] : 1;
-  const int64_t columns = ceil_div(kTilesTogether * kTileColumns, inner) * inner;
-  tiles.wide = uint32_t(std::min<int64_t>(columns / kTileColumns, tiles.across));
-  tiles.parts = tiles.across / tiles.wide;
-  tiles.per_part = Divider(tiles.wide * tiles.down);
+  const int64_t least = ceil_div(kTilesTogether * kTileColumns, inner) * inner / kTileColumns;
+  const int64_t parts = std::max<int64_t>(across / least, 1);
+  tiles.wide = Divider(uint32_t(ceil_div(across, parts)));
+  tiles.down = uint32_t(ceil_div(g.length, kLines * kGroups));
+  tiles.per_part = Divider(tiles.wide.divisor * tiles.down);
   tiles.finder = finder_of(g);
   if (tiles.down > 1) {
     const ColumnWorkspace<Op> workspace(g, base);
@@ -278,7 +279,7 @@ void launch_columns_of(const Op &op, const Geometry &g, std::byte *base, Stream 
     clear(base, workspace.bytes, stream);
   }
   const auto kernel = scan_columns<Op, kColumns, kLines, kGroups, kBlocks>;
-  launch(kernel, {int64_t(tiles.across) * tiles.down, kGroups * kWarp, 0, true}, stream, op, g, tiles);
+  launch(kernel, {parts * tiles.per_part.divisor, kGroups * kWarp, 0, true}, stream, op, g, tiles);
 }
 
 // Whether neighbouring columns can be read together: they are neighbours in every operand.
