@@ -262,8 +262,8 @@ template <class Op, int kColumns, int kLines, int kGroups, int kBlocks>
 void launch_columns_of(const Op &op, const Geometry &g, std::byte *base, Stream stream) {
   constexpr int kTileColumns = kColumns * kWarp;
   ColumnTiles tiles = {};
-  // About as many columns in each part, and mostly whole extents of the innermost row axis: lines are read to their
-  // ends.
+  // Parts are of one width, and where that fits of whole extents of the innermost row axis, so that lines are read to
+  // their ends.
   const int64_t across = ceil_div(g.rows, kTileColumns);
   const int64_t inner = g.rank > 0 ? g.extent[g.rank - 1] : 1;
   const int64_t least = ceil_div(kTilesTogether * kTileColumns, inner) * inner / kTileColumns;
