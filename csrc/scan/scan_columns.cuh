@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Scans along an axis that isn't the one with the shortest steps: neighbouring threads take
 // neighbouring columns. Tiles are 32 x kColumns wide and kLines x kGroups deep, in registers; a tile
-// waits for the carry of the tile before it along the axis. Tiles are given out by ticket, all
-// column tiles of one depth before those of the next, so that what a tile waits for is finished or
-// running.
+// waits for the carry of the tile before it along the axis. Tiles are given out by ticket, part by
+// part of the columns, and of a part all column tiles of one depth before those of the next, so that
+// what a tile waits for is finished or running.
 #pragma once
 
 #include "scan/scan_long.cuh"
@@ -30,8 +30,9 @@ __device__ __forceinline__ void column_offsets(const Geometry &g, const ColumnFi
 }
 
 struct ColumnTiles {
-  Divider across;  // by the number of tiles of columns
-  uint32_t down;   // tiles along the axis
+  Divider per_part;  // by the number of a part's tiles
+  Divider wide;      // by the number of its tiles of columns; the last part's may not all exist
+  uint32_t down;     // tiles along the axis
   ColumnFinder finder;
   uint32_t *ticket;
   uint64_t *carries;  // one slot for each column
@@ -344,8 +345,10 @@ __global__ void __launch_bounds__(kGroups *kWarp, kBlocks)
       if (lane == 0) ticket = atomicAdd(tiles.ticket, 1u);
       ticket = __shfl_sync(kAll, ticket, 0);
     }
-    const uint32_t down = tiles.across.divide(ticket);
-    const uint32_t along = ticket - down * tiles.across.divisor;
+    const uint32_t part = tiles.per_part.divide(ticket);
+    const uint32_t of_part = ticket - part * tiles.per_part.divisor;
+    const uint32_t down = tiles.wide.divide(of_part);
+    const uint32_t along = (part - down) * tiles.wide.divisor + of_part;
     const int64_t column = int64_t(along) * kTileColumns + lane * kColumns;
     int64_t start[Layout<Op>::kLines];
     column_offsets(g, tiles.finder, column < g.rows ? column : 0, start);

@@ -91,6 +91,9 @@ constexpr int64_t kManyRows = 8192;
 // With fewer columns than this, tiles of columns leave the card idle while carries pass along the
 // axis, and strided rows are better.
 constexpr int64_t kColumnsThatPay = 512;
+// Tiles of columns of a part: so many that the carry is there when the next tile wants it, and no more, because memory
+// is faster where what is read at a time lies together.
+constexpr int64_t kTilesTogether = 256;
 // From this many columns on, a block for each strip fills the card.
 constexpr int64_t kColumnsThatFill = 16384;
 
@@ -257,10 +260,18 @@ struct ColumnWorkspace {
 
 template <class Op, int kColumns, int kLines, int kGroups, int kBlocks>
 void launch_columns_of(const Op &op, const Geometry &g, std::byte *base, Stream stream) {
+  constexpr int kTileColumns = kColumns * kWarp;
   ColumnTiles tiles = {};
-  tiles.across = Divider(uint32_t(ceil_div(g.rows, kColumns * kWarp)));
-  tiles.finder = finder_of(g);
+  // Parts are of one width, and where that fits of whole extents of the innermost row axis, so that lines are read to
+  // their ends.
+  const int64_t across = ceil_div(g.rows, kTileColumns);
+  const int64_t inner = g.rank > 0 ? g.extent[g.rank - 1] : 1;
+  const int64_t least = ceil_div(kTilesTogether * kTileColumns, inner) * inner / kTileColumns;
+  const int64_t parts = std::max<int64_t>(across / least, 1);
+  tiles.wide = Divider(uint32_t(ceil_div(across, parts)));
   tiles.down = uint32_t(ceil_div(g.length, kLines * kGroups));
+  tiles.per_part = Divider(tiles.wide.divisor * tiles.down);
+  tiles.finder = finder_of(g);
   if (tiles.down > 1) {
     const ColumnWorkspace<Op> workspace(g, base);
     tiles.ticket = workspace.ticket;
@@ -268,7 +279,7 @@ void launch_columns_of(const Op &op, const Geometry &g, std::byte *base, Stream 
     clear(base, workspace.bytes, stream);
   }
   const auto kernel = scan_columns<Op, kColumns, kLines, kGroups, kBlocks>;
-  launch(kernel, {int64_t(tiles.across.divisor) * tiles.down, kGroups * kWarp, 0, true}, stream, op, g, tiles);
+  launch(kernel, {parts * tiles.per_part.divisor, kGroups * kWarp, 0, true}, stream, op, g, tiles);
 }
 
 // Whether neighbouring columns can be read together: they are neighbours in every operand.
