@@ -48,8 +48,10 @@ struct StreamShape {
   }
   static constexpr int kStageBytes = output_offset<kOutputs>();
   static constexpr size_t kSharedBytes = size_t(kStages) * kStageBytes;
-  // The last inputs, whose places no results take: they are free as soon as the workers have the elements in registers.
-  static constexpr int kEarlyInputs = !Op::kBased && kInputs > kOutputs ? kInputs - kOutputs : 0;
+  // The first inputs, in whose places results may come, or which are read again there. The others' places are free as
+  // soon as the workers have the elements in registers, and a tile is drawn then where there are any.
+  static constexpr int kReplaced = Op::kBased || kInputs < kOutputs ? kInputs : kOutputs;
+  static constexpr bool kDrawsEarly = kReplaced < kInputs;
   static_assert(kRunBytes % 32 == 16);
   static_assert(kStages <= kWarp);
   static_assert([]<class... U>(List<U...>) {
@@ -195,12 +197,46 @@ __global__ void __launch_bounds__(StreamShape<Op, kRun, kWarps, kGroups, kStages
       Task &task = control.task[ring.stage];
       uint64_t *gate = &control.full[ring.stage];
       const bool refills = i >= kStages;
-      if (refills) pass(&control.taken[ring.stage], ring.parity ^ 1);
+      const auto send = [&] {
+        pass(&control.finished[ring.stage], ring.parity ^ 1);
+        const bool cut = task.count < S::kTile;
+        if (cut) {
+          pass(&control.written[ring.stage], written_parities >> ring.stage & 1);
+          written_parities ^= 1u << ring.stage;
+        }
+        for_each<S::kOutputs>([&](auto k) {
+          using U = at<k(), typename Op::Outputs>;
+          std::byte *to = task.out[k()];
+          if (S::kOutputs > 1 && !to) return;
+          const Extent<S::kTile, int(sizeof(U)), kReverse> extent(task.count);
+          const std::byte *from = output(ring.stage, k);
+          if (extent.inner_bytes() > 0)
+            bulk_store(to + extent.inner_low, from + extent.inner_low, extent.inner_bytes());
+          if (cut) extent.template copy_edges<U>(to, from);
+        });
+        close_bulk_stores();
+      };
+      if (refills) {
+        if (S::kDrawsEarly) {
+          pass(&control.taken[ring.stage], ring.parity ^ 1);
+        } else {
+          send();
+        }
+      }
       // As late as can be: whoever draws a later one waits for this tile's aggregate.
       if (i > 0 && end == INT32_MAX) tile = atomicAdd(tiles.ticket, 1u) - 1;
-      const bool more = tile < tiles.total;
+      if (tile >= tiles.total) {
+        if (refills && S::kDrawsEarly) send();
+        end = min(end, i);
+        // For each group of workers.
+        if (i < end + kGroups) {
+          task.tile = tile;
+          arrive(gate);
+        }
+        continue;
+      }
       // Divisions take long.
-      if (more && (row < 0 || tile - row_tile >= tiles.per_row)) {
+      if (row < 0 || tile - row_tile >= tiles.per_row) {
         row = tile / tiles.per_row;
         row_tile = uint32_t(row) * tiles.per_row;
         row_offsets(g, row, 0, offsets);
@@ -219,39 +255,12 @@ __global__ void __launch_bounds__(StreamShape<Op, kRun, kWarps, kGroups, kStages
           bulk_load(input(ring.stage, k()) + extent.inner_low, origin(k(), S::kSize) + extent.inner_low,
                     extent.inner_bytes(), gate);
       };
-      const bool early = more && !cut;
-      if (early) {
-        announce(gate, S::kEarlyInputs * S::kTile * S::kSize);
-        for_each<S::kEarlyInputs>([&](auto k) { load(std::integral_constant<int, S::kInputs - 1 - k()>{}); });
-      }
-      if (refills) {
-        pass(&control.finished[ring.stage], ring.parity ^ 1);
-        const bool was_cut = task.count < S::kTile;
-        if (was_cut) {
-          pass(&control.written[ring.stage], written_parities >> ring.stage & 1);
-          written_parities ^= 1u << ring.stage;
-        }
-        for_each<S::kOutputs>([&](auto k) {
-          using U = at<k(), typename Op::Outputs>;
-          std::byte *to = task.out[k()];
-          if (S::kOutputs > 1 && !to) return;
-          const Extent<S::kTile, int(sizeof(U)), kReverse> extent(task.count);
-          const std::byte *from = output(ring.stage, k);
-          if (extent.inner_bytes() > 0)
-            bulk_store(to + extent.inner_low, from + extent.inner_low, extent.inner_bytes());
-          if (was_cut) extent.template copy_edges<U>(to, from);
-        });
-        close_bulk_stores();
-      }
-      if (!more) {
-        end = min(end, i);
-        // For each group of workers.
-        if (i < end + kGroups) {
-          task.tile = tile;
-          arrive(gate);
-        }
-        continue;
-      }
+      const int late = cut ? S::kInputs : S::kReplaced;
+      if (late < S::kInputs) announce(gate, (S::kInputs - late) * extent.inner_bytes());
+      for_each<S::kInputs>([&](auto k) {
+        if (k() >= late) load(k);
+      });
+      if (refills && S::kDrawsEarly) send();
       task.tile = tile;
       task.place = place;
       task.count = count;
@@ -277,7 +286,6 @@ __global__ void __launch_bounds__(StreamShape<Op, kRun, kWarps, kGroups, kStages
         *reinterpret_cast<T *>(beyond + (kReverse ? 16 - S::kSize : 0)) =
             *reinterpret_cast<const T *>(origin(S::kInputs - 1, S::kSize) + behind(S::kSize));
       }
-      const int late = early ? S::kInputs - S::kEarlyInputs : S::kInputs;
       arrive_and_announce(gate, extent.inner_bytes() * late + (follows_whole ? 16 : 0));
       for_each<S::kInputs>([&](auto k) {
         if (k() < late) load(k);
@@ -422,8 +430,10 @@ __global__ void __launch_bounds__(StreamShape<Op, kRun, kWarps, kGroups, kStages
       const Task &task = control.task[behind.stage];
       Tile tile;
       take(tile, behind.stage, task);
-      __syncwarp();
-      if (lane == 0) arrive(&control.taken[behind.stage]);
+      if constexpr (S::kDrawsEarly) {
+        __syncwarp();
+        if (lane == 0) arrive(&control.taken[behind.stage]);
+      }
       tile.common = common[0];
       pass(&control.ready[behind.stage], behind.parity);
       const Map within = place > 0 ? op.combine(control.lefts[behind.stage][place], before[0]) : before[0];
