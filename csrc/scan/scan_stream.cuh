@@ -49,9 +49,9 @@ struct StreamShape {
   static constexpr int kStageBytes = output_offset<kOutputs>();
   static constexpr size_t kSharedBytes = size_t(kStages) * kStageBytes;
   // The first inputs, in whose places results may come, or which are read again there. The others' places are free as
-  // soon as the workers have the elements in registers, and a tile is drawn then where there are any.
-  static constexpr int kReplaced = Op::kBased || kInputs < kOutputs ? kInputs : kOutputs;
-  static constexpr bool kDrawsEarly = kReplaced < kInputs;
+  // soon as the workers have the elements in registers, and the next tile is drawn then where that is most of a stage.
+  static constexpr bool kDrawsEarly = !Op::kBased && kInputs > 2 * kOutputs;
+  static constexpr int kReplaced = kDrawsEarly ? kOutputs : kInputs;
   static_assert(kRunBytes % 32 == 16);
   static_assert(kStages <= kWarp);
   static_assert([]<class... U>(List<U...>) {
