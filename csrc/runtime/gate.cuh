@@ -43,6 +43,10 @@ __device__ __forceinline__ void arrive_and_announce(uint64_t *gate, uint32_t byt
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(gate)), "r"(bytes)
                : "memory");
 }
+__device__ __forceinline__ void announce(uint64_t *gate, uint32_t bytes) {
+  asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(shared_address(gate)), "r"(bytes)
+               : "memory");
+}
 // Whether the gate has opened `parity`'s time.
 __device__ __forceinline__ bool is_open(uint64_t *gate, uint32_t parity) {
   uint32_t open;

@@ -17,34 +17,69 @@
 
 namespace baracuda::scan {
 
-// A 32-bit word beside a mark that it was written. Each is stored and loaded whole, so that no
-// fences are needed. The memory is zeroed before the kernel.
-__device__ __forceinline__ void put_word(uint64_t *to, uint32_t value, uint32_t mark) {
-  asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(to), "l"(uint64_t(mark) << 32 | value) : "memory");
-}
-__device__ __forceinline__ uint64_t get_word(const uint64_t *from) {
-  uint64_t word;
-  asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(word) : "l"(from) : "memory");
-  return word;
-}
+// A value's 32-bit words, each beside a mark that it was written. Each such pair is stored and loaded whole, so that no
+// fences are needed; two go by one instruction where a value has an even number, and begins at a multiple of sixteen
+// bytes therefore. The memory is zeroed before the kernel.
+template <class V>
+struct Letter {
+  static constexpr int kWords = Words<V>::count;
+  static constexpr bool kTwice = kWords % 2 == 0;
+  uint64_t word[kWords];
+
+  __device__ __forceinline__ static Letter of(const V &value, uint32_t mark) {
+    const Words<V> words = to_words(value);
+    Letter letter;
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) letter.word[i] = uint64_t(mark) << 32 | words.word[i];
+    return letter;
+  }
+  __device__ __forceinline__ void send(uint64_t *to) const {
+#pragma unroll
+    for (int i = 0; i < kWords; i += kTwice ? 2 : 1) {
+      if constexpr (kTwice) {
+        asm volatile("st.relaxed.gpu.global.v2.u64 [%0], {%1, %2};" ::"l"(to + i), "l"(word[i]), "l"(word[i + 1])
+                     : "memory");
+      } else {
+        asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(to + i), "l"(word[i]) : "memory");
+      }
+    }
+  }
+  // Under way until it is opened.
+  __device__ __forceinline__ void fetch(const uint64_t *from) {
+#pragma unroll
+    for (int i = 0; i < kWords; i += kTwice ? 2 : 1) {
+      if constexpr (kTwice) {
+        asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];"
+                     : "=l"(word[i]), "=l"(word[i + 1])
+                     : "l"(from + i)
+                     : "memory");
+      } else {
+        asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(word[i]) : "l"(from + i) : "memory");
+      }
+    }
+  }
+  // Whether all was written, which `value` is then.
+  __device__ __forceinline__ bool open(V &value, uint32_t mark) const {
+    Words<V> words;
+    bool ready = true;
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) {
+      ready = ready && uint32_t(word[i] >> 32) == mark;
+      words.word[i] = uint32_t(word[i]);
+    }
+    if (ready) value = from_words<V>(words);
+    return ready;
+  }
+};
 template <class V>
 __device__ __forceinline__ void publish(uint64_t *to, const V &value, uint32_t mark) {
-  const Words<V> words = to_words(value);
-#pragma unroll
-  for (int i = 0; i < Words<V>::count; ++i) put_word(to + i, words.word[i], mark);
+  Letter<V>::of(value, mark).send(to);
 }
 template <class V>
 __device__ __forceinline__ bool receive(const uint64_t *from, V &value, uint32_t mark) {
-  Words<V> words;
-  bool ready = true;
-#pragma unroll
-  for (int i = 0; i < Words<V>::count; ++i) {
-    const uint64_t word = get_word(from + i);
-    ready = ready && uint32_t(word >> 32) == mark;
-    words.word[i] = uint32_t(word);
-  }
-  value = from_words<V>(words);
-  return ready;
+  Letter<V> letter;
+  letter.fetch(from);
+  return letter.open(value, mark);
 }
 template <class V>
 __device__ __forceinline__ V await(const uint64_t *from, uint32_t mark) {
@@ -129,8 +164,14 @@ __device__ __forceinline__ void scanner(const Op &op, const LongTiles &tiles, Re
     bool carries = batch == 0;
     int reached = 0;
     int published = 0;
+    Letter<Map> letter;
+    if (!have) letter.fetch(tiles.aggregates + tile * kMapWords);
     while (published < count) {
-      if (!have) have = receive(tiles.aggregates + tile * kMapWords, map, kReady);
+      if (!have) {
+        have = letter.open(map, kReady);
+        // While those that have come are folded.
+        if (!have) letter.fetch(tiles.aggregates + tile * kMapWords);
+      }
       const uint32_t ready = __ballot_sync(kAll, have);
       const int leading = min(ready == kAll ? kWarp : __ffs(int(~ready)) - 1, count);
       if (leading > reached) {

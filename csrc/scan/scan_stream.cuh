@@ -48,6 +48,10 @@ struct StreamShape {
   }
   static constexpr int kStageBytes = output_offset<kOutputs>();
   static constexpr size_t kSharedBytes = size_t(kStages) * kStageBytes;
+  // The first inputs, in whose places results may come, or which are read again there. The others' places are free as
+  // soon as the workers have the elements in registers, and the next tile is drawn then where that is most of a stage.
+  static constexpr bool kDrawsEarly = !Op::kBased && kInputs > 2 * kOutputs;
+  static constexpr int kReplaced = kDrawsEarly ? kOutputs : kInputs;
   static_assert(kRunBytes % 32 == 16);
   static_assert(kStages <= kWarp);
   static_assert([]<class... U>(List<U...>) {
@@ -66,6 +70,7 @@ struct StreamShape {
     uint64_t full[kStages];
     uint64_t reduced[kStages];
     uint64_t ready[kStages];
+    uint64_t taken[kStages];
     uint64_t finished[kStages];
     uint64_t written[kStages];  // by every lane of the workers; of tiles that a row's end cuts short
     Task task[kStages];
@@ -161,6 +166,7 @@ __global__ void __launch_bounds__(StreamShape<Op, kRun, kWarps, kGroups, kStages
       set_gate(&control.full[s], 1);
       set_gate(&control.reduced[s], kWarps);
       set_gate(&control.ready[s], kWarps + 1);
+      set_gate(&control.taken[s], kWarps);
       set_gate(&control.finished[s], kWarps);
       set_gate(&control.written[s], kWarps * kWarp);
     }
@@ -190,7 +196,8 @@ __global__ void __launch_bounds__(StreamShape<Op, kRun, kWarps, kGroups, kStages
     for (int i = 0; i - kStages < end; ++i, ring.advance()) {
       Task &task = control.task[ring.stage];
       uint64_t *gate = &control.full[ring.stage];
-      if (i >= kStages) {
+      const bool refills = i >= kStages;
+      const auto send = [&] {
         pass(&control.finished[ring.stage], ring.parity ^ 1);
         const bool cut = task.count < S::kTile;
         if (cut) {
@@ -208,12 +215,19 @@ __global__ void __launch_bounds__(StreamShape<Op, kRun, kWarps, kGroups, kStages
           if (cut) extent.template copy_edges<U>(to, from);
         });
         close_bulk_stores();
+      };
+      if (refills) {
+        if (S::kDrawsEarly) {
+          pass(&control.taken[ring.stage], ring.parity ^ 1);
+        } else {
+          send();
+        }
       }
       // As late as can be: whoever draws a later one waits for this tile's aggregate.
       if (i > 0 && end == INT32_MAX) tile = atomicAdd(tiles.ticket, 1u) - 1;
       if (tile >= tiles.total) {
+        if (refills && S::kDrawsEarly) send();
         end = min(end, i);
-        if (i >= kStages) wait_for_bulk_reads();
         // For each group of workers.
         if (i < end + kGroups) {
           task.tile = tile;
@@ -231,10 +245,22 @@ __global__ void __launch_bounds__(StreamShape<Op, kRun, kWarps, kGroups, kStages
       const int64_t first = int64_t(place) * S::kTile;
       const int64_t left = g.length - first;
       const int count = int(min(left, int64_t(S::kTile)));
+      const bool cut = count < S::kTile;
       const auto origin = [&](int operand, int size) {
         return g.data[operand] + (offsets[operand] + (kReverse ? -first - (S::kTile - 1) : first)) * size;
       };
-      if (i >= kStages) wait_for_bulk_reads();
+      const Extent<S::kTile, S::kSize, kReverse> extent(count);
+      const auto load = [&](auto k) {
+        if (extent.inner_bytes() > 0)
+          bulk_load(input(ring.stage, k()) + extent.inner_low, origin(k(), S::kSize) + extent.inner_low,
+                    extent.inner_bytes(), gate);
+      };
+      const int late = cut ? S::kInputs : S::kReplaced;
+      if (late < S::kInputs) announce(gate, (S::kInputs - late) * extent.inner_bytes());
+      for_each<S::kInputs>([&](auto k) {
+        if (k() >= late) load(k);
+      });
+      if (refills && S::kDrawsEarly) send();
       task.tile = tile;
       task.place = place;
       task.count = count;
@@ -244,13 +270,13 @@ __global__ void __launch_bounds__(StreamShape<Op, kRun, kWarps, kGroups, kStages
         constexpr int slot = S::kInputs + k();
         task.out[k()] = g.data[slot] ? origin(slot, S::template kOutputSize<k()>) : nullptr;
       });
+      if (refills) wait_for_bulk_reads();
       const auto behind = [](int bytes) { return kReverse ? -bytes : S::kTile * S::kSize; };
-      const Extent<S::kTile, S::kSize, kReverse> extent(count);
       const bool follows = Op::kNeighbour && left > count;
       // Sixteen bytes may be more than what is left of the row.
       const bool follows_whole = follows && (left - count) * S::kSize >= 16;
       std::byte *beyond = control.beyond[ring.stage];
-      if (count < S::kTile) {
+      if (cut) {
         for_each<S::kInputs>([&](auto k) {
           extent.template copy_edges<at<k(), typename Op::Inputs>>(input(ring.stage, k()), origin(k(), S::kSize));
         });
@@ -260,13 +286,10 @@ __global__ void __launch_bounds__(StreamShape<Op, kRun, kWarps, kGroups, kStages
         *reinterpret_cast<T *>(beyond + (kReverse ? 16 - S::kSize : 0)) =
             *reinterpret_cast<const T *>(origin(S::kInputs - 1, S::kSize) + behind(S::kSize));
       }
-      arrive_and_announce(gate, extent.inner_bytes() * S::kInputs + (follows_whole ? 16 : 0));
-      if (extent.inner_bytes() > 0) {
-        for_each<S::kInputs>([&](auto k) {
-          bulk_load(input(ring.stage, k()) + extent.inner_low, origin(k(), S::kSize) + extent.inner_low,
-                    extent.inner_bytes(), gate);
-        });
-      }
+      arrive_and_announce(gate, extent.inner_bytes() * late + (follows_whole ? 16 : 0));
+      for_each<S::kInputs>([&](auto k) {
+        if (k() < late) load(k);
+      });
       if (follows_whole) bulk_load(beyond, origin(S::kInputs - 1, S::kSize) + behind(16), 16, gate);
     }
     wait_for_bulk_stores();
@@ -407,6 +430,10 @@ __global__ void __launch_bounds__(StreamShape<Op, kRun, kWarps, kGroups, kStages
       const Task &task = control.task[behind.stage];
       Tile tile;
       take(tile, behind.stage, task);
+      if constexpr (S::kDrawsEarly) {
+        __syncwarp();
+        if (lane == 0) arrive(&control.taken[behind.stage]);
+      }
       tile.common = common[0];
       pass(&control.ready[behind.stage], behind.parity);
       const Map within = place > 0 ? op.combine(control.lefts[behind.stage][place], before[0]) : before[0];
