@@ -592,6 +592,41 @@ def test_wide_rows_where_they_are(backend: Backend, form: str, how: str, dtype: 
             check_backward("max", d_output, data, members, d_input, ties)
 
 
+@pytest.mark.sanitizer
+@pytest.mark.parametrize(("dtype", "index_dtype"), [("bfloat16", "int64"), ("float16", "int32")])
+@pytest.mark.parametrize("how", ["even", "skewed", "one", "four"])
+@pytest.mark.parametrize("size", [(16500, 64, 100), (120001, 32, 2500), (30001, 256, 3), (40003, 64, 20000)], ids=str)
+def test_sorted_rows_in_tiles(
+    backend: Backend, size: tuple[int, int, int], how: str, dtype: str, index_dtype: str
+) -> None:
+    """Segments of one warp, of several, of several blocks, and ids that skip few or many; of every layout the same."""
+    rows, columns, segments = size
+    if not backend.is_cuda:
+        rows //= 16
+    rng = np.random.default_rng(rows)
+    ids = spread_ids(rng, how, rows, segments, "sorted").astype(index_dtype)
+    members = reference.rows_of_segments("sorted", ids, rows, segments)
+    data = make_data(rng, (rows, columns), dtype)
+    data[rng.random(data.shape) < 1e-4] = np.nan
+    for kind in EXTREMES:
+        output = forward(backend, kind, data, ids, segments, "sorted")[0]
+        check_forward(kind, data, members, output)
+        assert_same_bits(forward(backend, kind, data, ids, segments, "sorted", misalign=1)[0], output)
+        other = forward(backend, kind, data, ids, segments, "sorted", layouts=("stepped", "stepped"))[0]
+        assert_same_bits(other, output)
+
+
+@pytest.mark.sanitizer
+@pytest.mark.parametrize("segments", [90, 20000])
+def test_ids_that_fall_where_they_must_not(backend: Backend, segments: int) -> None:
+    """Whatever is found, nothing is written elsewhere."""
+    rng = np.random.default_rng(21)
+    ids = make_ids(rng, "unsorted", 40003, segments, hostile=True)
+    data = make_data(rng, (40003, 64), "bfloat16")
+    for kind in EXTREMES:
+        forward(backend, kind, data, ids, segments, "sorted")
+
+
 COLUMN_SIZES = ((16384, 300), (20001, 5000), (33333, 16000), (16391, 90000))
 
 

@@ -125,6 +125,8 @@ SegmentSpace forward_space(Workspace &workspace, const SegmentProblem &problem, 
   SegmentSpace space;
   if (problem.segments * problem.columns == 0) return space;
   const size_t state = forward_state(problem, with_arg);
+  if (!with_arg && segment_has_tiles(problem)) segment_take_tiles(workspace, problem, space.tiles);
+  // Where pointers or strides don't allow tiles, too.
   if (has_cells(problem)) segment_take_cells(workspace, problem, state, space);
   if (space.cells == SegmentCells::none) {
     space.owned = !with_arg && problem.ids == SegmentIds::unsorted && owners_pay(problem, false);
@@ -181,6 +183,7 @@ SegmentSpace backward_space(Workspace &workspace, const SegmentProblem &problem,
 
 SegmentWay way_of(const SegmentProblem &problem, const SegmentSpace &space, size_t workspace) {
   const char *path = problem.ids == SegmentIds::unsorted ? "sort" : space.pieces.count > 0 ? "rows" : "chunks";
+  if (space.tiles.parts > 0) return {"tiles", workspace};
   if (space.cells == SegmentCells::few) path = "few";
   if (space.cells == SegmentCells::shared) path = "shared";
   if (space.cells == SegmentCells::buckets) path = "buckets";
@@ -214,7 +217,8 @@ void segment_reduce_cuda(const SegmentForward &call, std::byte *workspace, Strea
   } else if (problem.extreme()) {
     if (call.arg.data) {
       segment_places(call, space, stream);
-    } else if (!space.owned || !segment_reduce_owned(call, space, stream)) {
+    } else if (!(space.tiles.parts > 0 && segment_reduce_tiles(call, space.tiles, stream)) &&
+               !(space.owned && segment_reduce_owned(call, space, stream))) {
       segment_extremes(call, space, stream);
     }
   } else if (problem.kind == SegmentKind::prod) {

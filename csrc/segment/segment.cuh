@@ -122,6 +122,32 @@ struct SegmentLongList {
   unsigned long long *longest = nullptr;  // of each segment's columns, a key and, below it, ~row
 };
 
+// Of an id, one more than it; 0 of what is below all segments, and one more than the last one's of what is above.
+using SegmentTileKey = uint32_t;
+
+// What is known of a part of sorted rows when its block is through.
+struct SegmentTileEnds {
+  SegmentTileKey starts;  // of the segment that begins in it and goes on in the next part, or 0
+  int passed;             // whether all rows are of one segment that began before and goes on
+  int gaps;
+};
+
+// From one segment on to another.
+struct SegmentTileGap {
+  SegmentTileKey from;
+  SegmentTileKey to;
+};
+
+// Sorted rows in parts, each of which has its ends, some gaps that it leaves, and states of the segment that began
+// before and of the one that goes on.
+struct SegmentTiles {
+  int64_t part = 0;  // rows
+  int parts = 0;
+  SegmentTileEnds *ends = nullptr;
+  SegmentTileGap *gaps = nullptr;
+  std::byte *states = nullptr;
+};
+
 enum class SegmentCells { none, few, shared, buckets, runs };
 
 // What is -1 in a workspace before it is known, in one piece: offsets and bounds of chunks, and how long a list is.
@@ -168,6 +194,7 @@ struct SegmentSpace {
   SegmentBuckets buckets;
   bool owned = false;  // by those who have a segment each
   SegmentLongList longs;
+  SegmentTiles tiles;
   SegmentPieces pieces;
   std::byte *partial = nullptr;
   std::byte *states = nullptr;  // of each segment and column, for a backward
@@ -257,6 +284,10 @@ bool segment_has_owners(const SegmentProblem &problem);
 void segment_take_longs(Workspace &workspace, const SegmentProblem &problem, SegmentLongList &longs);
 bool segment_reduce_owned(const SegmentForward &call, const SegmentSpace &space, Stream stream);
 bool segment_spread_owned(const SegmentBackward &call, const SegmentSpace &space, Stream stream);
+// Of sorted ids, by parts of the rows. False as above.
+bool segment_has_tiles(const SegmentProblem &problem);
+void segment_take_tiles(Workspace &workspace, const SegmentProblem &problem, SegmentTiles &tiles);
+bool segment_reduce_tiles(const SegmentForward &call, const SegmentTiles &tiles, Stream stream);
 // Where the space has shared cells, in one go. False where d_input doesn't allow it.
 bool segment_spread_shared(const SegmentBackward &call, const SegmentSpace &space, Stream stream);
 // From those, or from arg, which may stand in the workspace, to the gradient.
