@@ -570,7 +570,14 @@ def test_bad_indices_add_nothing(backend: Backend, index_dtype: str, rank: int, 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 @pytest.mark.parametrize(
     ("shape", "out"),
-    [((30, 13), (21, 9)), ((30, 13, 17), (21, 9, 12)), ((5, 50, 60), (4, 35, 42)), ((20, 130), (14, 92))],
+    [
+        ((30, 13), (21, 9)),
+        ((30, 13, 17), (21, 9, 12)),
+        ((5, 50, 60), (4, 35, 42)),
+        ((6, 100, 128), (4, 70, 90)),
+        ((7, 33, 57), (5, 23, 40)),
+        ((20, 130), (14, 92)),
+    ],
 )
 def test_random_indices_agree_on_all_devices_and_paths(
     backend: Backend, shape: Extents, out: Extents, dtype: str, index_dtype: str

@@ -214,6 +214,77 @@ PoolRunsShape pool_runs_shape(const PoolProblem &problem, size_t element_size) {
   return shape;
 }
 
+PoolSlabsShape pool_slabs_shape(const PoolProblem &problem, size_t element_size) {
+  PoolSlabsShape shape;
+  const PoolAxis &slow = problem.axis[kSlow];
+  const PoolAxis &middle = problem.axis[kMiddle];
+  const PoolAxis &fast = problem.axis[kFast];
+  const SlabTuning tuning = slab_tuning(element_size);
+  // Of two outputs along an axis, the later one's window has to begin later.
+  const auto ordered = [](const PoolAxis &axis) {
+    return axis.out > 1 && axis.last_start() >= axis.out - 1 && window_reach(axis) <= kRunReach;
+  };
+  if (tuning.threads == 0 || pool_is_flat(problem) || problem.placement != Placement::even || !ordered(middle) ||
+      !ordered(fast) || problem.in_plane() >= kNarrowLimit || problem.out_plane() >= kNarrowLimit)
+    return shape;
+  // Lanes without an output are wasted.
+  constexpr int64_t kAllBusy = kLanes * kSlabOutputs * (kSlabOutputs + 1);
+  int64_t busy = 0;
+  for (int32_t outputs = kSlabOutputs; outputs <= kSlabOutputs + 1; ++outputs) {
+    const int64_t lanes = ceil_div(fast.out, outputs);
+    const int64_t lanes_busy = kLanes / lanes * fast.out * (kAllBusy / kLanes) / outputs;
+    if (lanes_busy <= busy) continue;
+    busy = lanes_busy;
+    shape.outputs = outputs;
+    shape.lanes = int32_t(lanes);
+  }
+  if (3 * busy < 2 * kAllBusy) return shape;
+  // With so many more slots than an output could name at once, a slice is written while the next one's are added.
+  const int64_t reach = window_reach(slow);
+  const int64_t apart = slow.out > 1 ? ceil_div(slow.last_start(), slow.out - 1) : 0;
+  const int64_t most_shared = kProcessorShared / tuning.blocks - 1024;
+  const auto up = [](int64_t bytes) { return ceil_div(bytes, int64_t(kSlabWhole)) * kSlabWhole; };
+  for (int64_t bands = 1; bands <= std::min<int64_t>(middle.in, kMostSlabParts); ++bands) {
+    const int64_t band = ceil_div(middle.in, bands);
+    const int64_t rows = windows_over_most(middle, band);
+    const int64_t threads = ceil_div(ceil_div(rows, kSlabRows), kLanes / shape.lanes) * kLanes;
+    if (threads > tuning.threads) continue;
+    const int64_t blocks = problem.planes() * ceil_div(middle.in, band);
+    // Outputs that several blocks read are wasted.
+    if (5 * rows * middle.in > 8 * band * middle.out || blocks >= kNarrowLimit / 32) return shape;
+    const int64_t strip = pool_strip(slow, reach, blocks, kProcessors * tuning.blocks, INT64_MAX);
+    if (strip == 0) return shape;
+    const int64_t slot_bytes = up(band * fast.in * int64_t(sizeof(float)));
+    // A slice may begin and end within sixteen bytes, and a row's last lane reads on a little.
+    const int64_t gradients_at = up(rows * fast.out * int64_t(sizeof(int64_t))) + kSlabWhole;
+    const int64_t stage_bytes = gradients_at + up(rows * fast.out * int64_t(element_size)) + 2 * kSlabWhole;
+    const int64_t tables = up(fast.out * int64_t(sizeof(PoolSpan)) + rows * int64_t(sizeof(int32_t)));
+    const int64_t slices_bytes = windows_over_most(slow, strip) * int64_t(sizeof(PoolSlabSlice));
+    int64_t slots = reach + apart + 1;
+    int64_t stages_at = 0;
+    int64_t stages = 0;
+    while (stages < tuning.stages && slots > reach) {
+      --slots;
+      stages_at = std::max(slots * slot_bytes, tables);
+      stages = std::min<int64_t>((most_shared - stages_at - slices_bytes) / stage_bytes, kMostSlabStages);
+    }
+    if (stages < 2) continue;
+    shape.threads = int32_t(threads);
+    shape.slots = int32_t(slots);
+    shape.strip = int32_t(strip);
+    shape.band = int32_t(band);
+    shape.slot_bytes = int32_t(slot_bytes);
+    shape.stages = int32_t(stages);
+    shape.stage_bytes = int32_t(stage_bytes);
+    shape.gradients_at = int32_t(gradients_at);
+    shape.stages_at = int32_t(stages_at);
+    shape.slices_at = int32_t(stages_at + stages * stage_bytes);
+    shape.shared = size_t(shape.slices_at + slices_bytes);
+    break;
+  }
+  return shape;
+}
+
 PoolTilesShape pool_tiles_shape(const PoolProblem &problem, size_t real_size, size_t element_size, bool unit) {
   constexpr int64_t kMostSums = 64 * 1024;
   constexpr int64_t kMostGather = 64;
@@ -336,6 +407,7 @@ const char *fractional_max_pool_path(const PoolProblem &problem, DLDataType dtyp
 }
 
 const char *fractional_max_pool_backward_path(const PoolProblem &problem, DLDataType dtype) {
+  if (DeviceGuard::kernels_can_wait() && pool_slabs_shape(problem, dtype.bits / 8).slots > 0) return "slabs";
   if (pool_runs_shape(problem, dtype.bits / 8).slots > 0) return "runs";
   if (pool_patches_shape(problem, real_size(dtype)).slots > 0) return "patches";
   return pool_tiles_shape(problem, real_size(dtype), dtype.bits / 8, true).slots > 0 ? "tiles" : "any";

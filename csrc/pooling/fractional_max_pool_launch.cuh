@@ -3,6 +3,7 @@
 #pragma once
 
 #include "pooling/fractional_max_pool_runs.cuh"
+#include "pooling/fractional_max_pool_slabs.cuh"
 #include "pooling/fractional_max_pool_staged.cuh"
 
 namespace baracuda {
@@ -61,6 +62,23 @@ struct PoolRunsShape {
   size_t shared = 0;
 };
 PoolRunsShape pool_runs_shape(const PoolProblem &problem, size_t element_size);
+// How pool_slabs cuts the work; 0 slots where it can't.
+struct PoolSlabsShape {
+  int32_t outputs = 0;  // of a lane in a row
+  int32_t lanes = 0;
+  int32_t threads = 0;
+  int32_t slots = 0;
+  int32_t strip = 0;
+  int32_t band = 0;
+  int32_t slot_bytes = 0;
+  int32_t stages = 0;
+  int32_t stage_bytes = 0;
+  int32_t gradients_at = 0;
+  int32_t stages_at = 0;
+  int32_t slices_at = 0;
+  size_t shared = 0;
+};
+PoolSlabsShape pool_slabs_shape(const PoolProblem &problem, size_t element_size);
 // Whether the middle axis has nothing to say.
 inline bool pool_is_flat(const PoolProblem &problem) {
   return problem.axis[kMiddle].in == 1 && problem.axis[kMiddle].out == 1;
@@ -340,6 +358,57 @@ bool launch_pool_runs(const PoolBackward &call, Stream stream) {
 }
 
 template <class T, class Index>
+bool launch_pool_slabs(const PoolBackward &call, Stream stream) {
+  constexpr SlabTuning kTuning = slab_tuning(sizeof(T));
+  if constexpr (kTuning.threads > 0) {
+    const PoolProblem &problem = call.problem;
+    const PoolAxis *axis = problem.axis;
+    const auto whole = [](const void *data) { return reinterpret_cast<uintptr_t>(data) % kSlabWhole == 0; };
+    const PoolSlabsShape shape = pool_slabs_shape(problem, sizeof(T));
+    if (shape.slots == 0 || !DeviceGuard::kernels_can_wait() || !whole(call.dy.data) || !whole(call.indices.data) ||
+        !pool_row_major(problem, call.dy, false) || !pool_row_major(problem, call.indices, false) ||
+        !pool_whole_slices(problem, call.dx, true))
+      return false;
+    PoolSlabsCall slabs = {};
+    slabs.problem = problem;
+    slabs.dy = call.dy.data;
+    slabs.indices = call.indices.data;
+    slabs.dx = call.dx;
+    slabs.accumulate = call.accumulate;
+    slabs.aligned = pool_whole_packs<T>(problem, call.dx);
+    slabs.strip = shape.strip;
+    slabs.strips = int32_t(ceil_div(axis[kSlow].in, shape.strip));
+    slabs.band = shape.band;
+    slabs.bands = int32_t(ceil_div(axis[kMiddle].in, shape.band));
+    const auto over = [](const PoolAxis &along, int32_t parts, int32_t part, PoolRange *ranges) {
+      for (int32_t t = 0; t < parts; ++t)
+        ranges[t] = {windows_over(along, t * part).begin,
+                     windows_over(along, std::min((t + 1) * part, along.in) - 1).end};
+    };
+    over(axis[kSlow], slabs.strips, slabs.strip, slabs.over_strip);
+    over(axis[kMiddle], slabs.bands, slabs.band, slabs.over_band);
+    slabs.lanes = uint32_t(shape.lanes);
+    slabs.slots = shape.slots;
+    slabs.slot_bytes = uint32_t(shape.slot_bytes);
+    slabs.stages = shape.stages;
+    slabs.stage_bytes = uint32_t(shape.stage_bytes);
+    slabs.gradients_at = uint32_t(shape.gradients_at);
+    slabs.stages_at = shape.stages_at;
+    slabs.slices_at = shape.slices_at;
+    slabs.slice = ShortDivider(uint32_t(axis[kMiddle].in) * uint32_t(axis[kFast].in));
+    slabs.row = ShortDivider(uint32_t(axis[kFast].in));
+    const auto kernel = shape.outputs == kSlabOutputs
+                            ? pool_slabs<T, Index, kSlabOutputs, kSlabRows, kTuning.threads, kTuning.blocks>
+                            : pool_slabs<T, Index, kSlabOutputs + 1, kSlabRows, kTuning.threads, kTuning.blocks>;
+    allow_shared(kernel, shape.shared);
+    launch(kernel, Grid{problem.planes() * slabs.strips * slabs.bands, shape.threads, shape.shared}, stream, slabs);
+    return true;
+  } else {
+    return false;
+  }
+}
+
+template <class T, class Index>
 bool launch_pool_tiles(const PoolBackward &call, Stream stream) {
   const PoolProblem &problem = call.problem;
   const PoolAxis *axis = problem.axis;
@@ -391,8 +460,8 @@ bool launch_pool_tiles(const PoolBackward &call, Stream stream) {
 template <class T, class Index>
 void launch_pool_backward(const PoolBackward &call, Stream stream) {
   const PoolProblem &problem = call.problem;
-  if (launch_pool_runs<T, Index>(call, stream) || launch_pool_patches<T, Index>(call, stream) ||
-      launch_pool_tiles<T, Index>(call, stream))
+  if (launch_pool_slabs<T, Index>(call, stream) || launch_pool_runs<T, Index>(call, stream) ||
+      launch_pool_patches<T, Index>(call, stream) || launch_pool_tiles<T, Index>(call, stream))
     return;
   PoolAnyBackward any = {call, pool_order(problem, call.dx, true), false};
   const int64_t entries = int64_t(problem.axis[kSlow].in) + problem.axis[kMiddle].in + problem.axis[kFast].in;

@@ -232,11 +232,12 @@ class BackwardPlan : public PoolPlan {
     cost_.bytes = storage_bytes(desc.dtype, out_.count()) + storage_bytes(index_dtype_, out_.count()) +
                   (accumulate_ ? 2 : 1) * storage_bytes(desc.dtype, in_.count());
     cost_.operations = out_.count();
+    const char *real = desc.dtype == DTypeOf<double>::value ? "float64" : "float32";
+    set_sku(op, desc.dtype, dtype_name(index_dtype_), real, real);
+    // Behind the SKU, whose architecture it depends on.
     path_ = "direct";
     if constexpr (kWithCuda)
       if (device().is_cuda()) path_ = fractional_max_pool_backward_path(problem_, desc.dtype);
-    const char *real = desc.dtype == DTypeOf<double>::value ? "float64" : "float32";
-    set_sku(op, desc.dtype, dtype_name(index_dtype_), real, real);
   }
 
  protected:
