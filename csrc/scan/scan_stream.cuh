@@ -4,7 +4,8 @@
 // tiles through a ring of stages in shared memory, so that many tiles are under way at once: some on their way from
 // memory, some reduced and waiting for what comes before them, one on its way back.
 //
-// The warps of a block have roles. The carrier draws tiles, starts their copies, and sends results away. The workers
+// The warps of a block have roles. The carrier draws tiles, starts their copies, and sends results away. What no result
+// replaces comes before the results that are in its stage have gone, if it is most of the stage. The workers
 // reduce a tile, and only then finish the one that came kAhead earlier, in place; there may be several groups of them,
 // which take tiles in turn. The clerk folds the workers' totals and publishes the tile's aggregate; the messenger
 // fetches what comes before the tile. The block that draws first is the scanner.
@@ -70,7 +71,7 @@ struct StreamShape {
     uint64_t full[kStages];
     uint64_t reduced[kStages];
     uint64_t ready[kStages];
-    uint64_t taken[kStages];
+    uint64_t taken[kStages];  // into registers, by the workers who finish the tile
     uint64_t finished[kStages];
     uint64_t written[kStages];  // by every lane of the workers; of tiles that a row's end cuts short
     Task task[kStages];
@@ -166,7 +167,7 @@ __global__ void __launch_bounds__(StreamShape<Op, kRun, kWarps, kGroups, kStages
       set_gate(&control.full[s], 1);
       set_gate(&control.reduced[s], kWarps);
       set_gate(&control.ready[s], kWarps + 1);
-      set_gate(&control.taken[s], kWarps);
+      if constexpr (S::kDrawsEarly) set_gate(&control.taken[s], kWarps);
       set_gate(&control.finished[s], kWarps);
       set_gate(&control.written[s], kWarps * kWarp);
     }
@@ -216,15 +217,11 @@ __global__ void __launch_bounds__(StreamShape<Op, kRun, kWarps, kGroups, kStages
         });
         close_bulk_stores();
       };
-      if (refills) {
-        if (S::kDrawsEarly) {
-          pass(&control.taken[ring.stage], ring.parity ^ 1);
-        } else {
-          send();
-        }
-      }
-      // As late as can be: whoever draws a later one waits for this tile's aggregate.
+      // As late as can be: whoever draws a later one waits for this tile's aggregate. Its number is on the way while
+      // results are sent.
+      if (refills) pass(S::kDrawsEarly ? &control.taken[ring.stage] : &control.finished[ring.stage], ring.parity ^ 1);
       if (i > 0 && end == INT32_MAX) tile = atomicAdd(tiles.ticket, 1u) - 1;
+      if (refills && !S::kDrawsEarly) send();
       if (tile >= tiles.total) {
         if (refills && S::kDrawsEarly) send();
         end = min(end, i);
