@@ -75,7 +75,7 @@ struct alignas(16) PoolSlabSlice {
   uint32_t head;
 };
 
-__device__ __forceinline__ void load_shared(uint32_t address, unsigned long long &value) {
+__device__ __forceinline__ void load_shared(uint32_t address, uint64_t &value) {
   asm volatile("ld.shared.b64 %0, [%1];" : "=l"(value) : "r"(address) : "memory");
 }
 __device__ __forceinline__ void load_shared(uint32_t address, uint32_t &value) {
