@@ -4,6 +4,7 @@
 
 #include "pooling/fractional_max_pool_runs.cuh"
 #include "pooling/fractional_max_pool_staged.cuh"
+#include "pooling/fractional_max_pool_sweep.cuh"
 
 namespace baracuda {
 
@@ -61,6 +62,19 @@ struct PoolRunsShape {
   size_t shared = 0;
 };
 PoolRunsShape pool_runs_shape(const PoolProblem &problem, size_t element_size);
+// How pool_sweep cuts the work of a problem that pool_runs takes; 0 warps where it can't.
+struct PoolSweepShape {
+  int32_t warps = 0;
+  int32_t columns = 0;
+  int32_t strip = 0;
+  uint32_t ring = 0;
+  uint32_t stages_at = 0;
+  uint32_t gradients_at = 0;
+  uint32_t stage_bytes = 0;
+  uint32_t rows_at = 0;
+  size_t shared = 0;
+};
+PoolSweepShape pool_sweep_shape(const PoolProblem &problem, size_t element_size, size_t index_size);
 // Whether the middle axis has nothing to say.
 inline bool pool_is_flat(const PoolProblem &problem) {
   return problem.axis[kMiddle].in == 1 && problem.axis[kMiddle].out == 1;
@@ -340,6 +354,46 @@ bool launch_pool_runs(const PoolBackward &call, Stream stream) {
 }
 
 template <class T, class Index>
+bool launch_pool_sweep(const PoolBackward &call, Stream stream) {
+  const PoolProblem &problem = call.problem;
+  const PoolAxis *axis = problem.axis;
+  const auto whole = [](const PoolView &view, int64_t bytes) {
+    return reinterpret_cast<uintptr_t>(view.data) % kSweepBytes == 0 && bytes % kSweepBytes == 0;
+  };
+  const int64_t outs = problem.planes() * problem.out_plane();
+  if (!DeviceGuard::kernels_can_wait() || pool_runs_shape(problem, sizeof(T)).slots == 0 ||
+      !pool_row_major(problem, call.dy, false) || !pool_row_major(problem, call.indices, false) ||
+      !pool_row_major(problem, call.dx, true) || !whole(call.dy, outs * int64_t(sizeof(T))) ||
+      !whole(call.indices, outs * int64_t(sizeof(Index))))
+    return false;
+  const PoolSweepShape shape = pool_sweep_shape(problem, sizeof(T), sizeof(Index));
+  if (shape.warps == 0) return false;
+  PoolSweepCall sweep = {};
+  sweep.problem = problem;
+  sweep.dy = call.dy.data;
+  sweep.indices = call.indices.data;
+  sweep.dx = call.dx.data;
+  sweep.accumulate = call.accumulate;
+  sweep.aligned = whole(call.dx, axis[kFast].in * int64_t(sizeof(T)));
+  sweep.strip = shape.strip;
+  sweep.strips = int32_t(ceil_div(axis[kSlow].in, shape.strip));
+  sweep.columns = shape.columns;
+  sweep.ring = shape.ring;
+  sweep.stages_at = shape.stages_at;
+  sweep.gradients_at = shape.gradients_at;
+  sweep.stage_bytes = shape.stage_bytes;
+  sweep.rows_at = shape.rows_at;
+  sweep.row = ShortDivider(uint32_t(axis[kFast].in));
+  sweep.by_strips = Divider(uint32_t(sweep.strips));
+  if constexpr (run_tuning(true, sizeof(T)).vectors > 0) {
+    const auto kernel = pool_sweep<T, Index>;
+    allow_shared(kernel, shape.shared);
+    launch(kernel, Grid{problem.planes() * sweep.strips, shape.warps * kLanes, shape.shared}, stream, sweep);
+  }
+  return true;
+}
+
+template <class T, class Index>
 bool launch_pool_tiles(const PoolBackward &call, Stream stream) {
   const PoolProblem &problem = call.problem;
   const PoolAxis *axis = problem.axis;
@@ -391,8 +445,8 @@ bool launch_pool_tiles(const PoolBackward &call, Stream stream) {
 template <class T, class Index>
 void launch_pool_backward(const PoolBackward &call, Stream stream) {
   const PoolProblem &problem = call.problem;
-  if (launch_pool_runs<T, Index>(call, stream) || launch_pool_patches<T, Index>(call, stream) ||
-      launch_pool_tiles<T, Index>(call, stream))
+  if (launch_pool_sweep<T, Index>(call, stream) || launch_pool_runs<T, Index>(call, stream) ||
+      launch_pool_patches<T, Index>(call, stream) || launch_pool_tiles<T, Index>(call, stream))
     return;
   PoolAnyBackward any = {call, pool_order(problem, call.dx, true), false};
   const int64_t entries = int64_t(problem.axis[kSlow].in) + problem.axis[kMiddle].in + problem.axis[kFast].in;
