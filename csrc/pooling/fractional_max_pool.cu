@@ -216,11 +216,10 @@ PoolRunsShape pool_runs_shape(const PoolProblem &problem, size_t element_size) {
 }
 
 PoolSweepShape pool_sweep_shape(const PoolProblem &problem, size_t element_size, size_t index_size) {
-  constexpr int64_t kBlocks = 5;  // on a multiprocessor
-  constexpr int64_t kMostShared = kProcessorShared / 2 - 1024;
   PoolSweepShape shape;
   const PoolAxis &slow = problem.axis[kSlow];
   const PoolAxis &fast = problem.axis[kFast];
+  const SweepTuning tuning = sweep_tuning(element_size);
   // With wider steps there could be rows that no window holds.
   if (!pool_is_flat(problem) || slow.out < 2 || slow.last_start() > 2 * (slow.out - 1) ||
       problem.planes() >= kNarrowLimit / 32)
@@ -229,29 +228,35 @@ PoolSweepShape pool_sweep_shape(const PoolProblem &problem, size_t element_size,
   int64_t columns = 0;
   do {
     columns = ceil_div(fast.in, ++warps);
-  } while (windows_over_most(fast, columns) > kLanes);
-  if (warps > kSweepMostWarps || (warps - 1) * columns >= fast.in) return shape;
+  } while (windows_over_most(fast, columns) > tuning.vectors * kLanes);
+  if (warps * kLanes > tuning.threads || (warps - 1) * columns >= fast.in) return shape;
+  // While some rows are written, others are added to that the next outputs could name. The sums, and those of a row,
+  // are a multiple of sixteen bytes.
+  int64_t open = ceil_div((2 * tuning.rows - 1) * int64_t(slow.last_start()), slow.out - 1) + window_reach(slow);
+  while (open * fast.in % kTileColumns != 0) ++open;
   const auto whole = [](int64_t bytes) { return ceil_div(bytes, kSweepBytes) * kSweepBytes; };
-  // While some rows are written, those are added to that the next outputs could name.
-  const int64_t open =
-      ceil_div((2 * kSweepRows + 1) * int64_t(slow.last_start()), slow.out - 1) + 2 + window_reach(slow);
-  const int64_t ring = ceil_div(open, kTileColumns) * kTileColumns * fast.in;
-  const int64_t gradients_at = whole(kSweepRows * fast.out * int64_t(index_size) + kSweepBytes);
-  const int64_t stage_bytes = gradients_at + whole(kSweepRows * fast.out * int64_t(element_size) + kSweepBytes);
-  const int64_t rows_at = ring * int64_t(sizeof(float)) + kSweepStages * stage_bytes;
-  const int64_t strip = pool_strip(slow, open, problem.planes(), kProcessors * kBlocks, kStripSlack);
+  const int64_t ring = open * fast.in;
+  const int64_t stages_at = ring * int64_t(sizeof(float));
+  const int64_t gradients_at = whole(tuning.rows * fast.out * int64_t(index_size) + kSweepBytes);
+  const int64_t stage_bytes = gradients_at + whole(tuning.rows * fast.out * int64_t(element_size) + kSweepBytes);
+  const int64_t rows_at = stages_at + tuning.stages * stage_bytes;
+  const auto shared = [&](int64_t strip) {
+    return rows_at + (windows_over_most(slow, strip) + tuning.rows) * int64_t(sizeof(PoolSweepRow));
+  };
+  constexpr int64_t kUsualStrip = 64;
+  const int64_t blocks = std::min<int64_t>(tuning.blocks, kProcessorShared / (shared(kUsualStrip) + 1024));
+  if (blocks < 2) return shape;
+  const int64_t strip = pool_strip(slow, open, problem.planes(), kProcessors * blocks, kStripSlack);
   if (strip == 0) return shape;
-  const int64_t shared = rows_at + (windows_over_most(slow, strip) + kSweepRows) * int64_t(sizeof(PoolSweepRow));
-  if (shared > kMostShared) return shape;
   shape.warps = int32_t(warps);
   shape.columns = int32_t(columns);
   shape.strip = int32_t(strip);
   shape.ring = uint32_t(ring);
-  shape.stages_at = uint32_t(ring * int64_t(sizeof(float)));
+  shape.stages_at = uint32_t(stages_at);
   shape.gradients_at = uint32_t(gradients_at);
   shape.stage_bytes = uint32_t(stage_bytes);
   shape.rows_at = uint32_t(rows_at);
-  shape.shared = size_t(shared);
+  shape.shared = size_t(shared(strip));
   return shape;
 }
 

@@ -385,8 +385,10 @@ bool launch_pool_sweep(const PoolBackward &call, Stream stream) {
   sweep.rows_at = shape.rows_at;
   sweep.row = ShortDivider(uint32_t(axis[kFast].in));
   sweep.by_strips = Divider(uint32_t(sweep.strips));
-  if constexpr (run_tuning(true, sizeof(T)).vectors > 0) {
-    const auto kernel = pool_sweep<T, Index>;
+  constexpr SweepTuning kTuning = sweep_tuning(sizeof(T));
+  if constexpr (kTuning.vectors > 0) {
+    const auto kernel =
+        pool_sweep<T, Index, kTuning.vectors, kTuning.rows, kTuning.stages, kTuning.threads, kTuning.blocks>;
     allow_shared(kernel, shape.shared);
     launch(kernel, Grid{problem.planes() * sweep.strips, shape.warps * kLanes, shape.shared}, stream, sweep);
   }

@@ -3,7 +3,7 @@
 //
 // A block sweeps over a strip of a plane's rows. The engine brings a few rows of outputs at a time into shared memory,
 // as the one piece that they are there, and is some of them ahead. Each warp owns some columns, so that it takes the
-// 32 neighbours of each row that could name them, in the order of pool_runs. The open rows of sums are shared, so that
+// neighbours of each row that could name them, in the order of pool_runs. The open rows of sums are shared, so that
 // those that are done are written by all threads, whole lines of them.
 #pragma once
 
@@ -12,10 +12,16 @@
 
 namespace baracuda {
 
-constexpr int kSweepRows = 4;  // of outputs, at a time
-constexpr int kSweepStages = 3;
-constexpr int kSweepMostWarps = 16;
-constexpr int kSweepBlocks = 3;      // of so many warps, on a multiprocessor at least; registers follow from it
+// A warp takes 32 times `vectors` outputs of a row at once, and a block `rows` rows, of which `stages` times as many
+// are in shared memory or on their way.
+struct SweepTuning {
+  int vectors = 0;
+  int rows = 0;
+  int stages = 0;
+  int threads = 0;  // of a block, at most
+  int blocks = 0;   // of so many threads on a multiprocessor at least; registers follow from it
+};
+constexpr SweepTuning sweep_tuning(size_t) { return {2, 4, 3, 256, 5}; }
 constexpr int64_t kSweepBytes = 16;  // what the engine copies is multiples of this, and begins at one
 
 struct PoolSweepCall {
@@ -46,12 +52,11 @@ struct alignas(16) PoolSweepRow {
   uint16_t count;
 };
 
-template <class T, class Index>
-__global__ void __launch_bounds__(kSweepMostWarps *kLanes, kSweepBlocks)
-    pool_sweep(const __grid_constant__ PoolSweepCall call) {
+template <class T, class Index, int kVectors, int kRows, int kStages, int kThreads, int kBlocks>
+__global__ void __launch_bounds__(kThreads, kBlocks) pool_sweep(const __grid_constant__ PoolSweepCall call) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   extern __shared__ __align__(16) char shared[];
-  __shared__ uint64_t gates[kSweepStages];
+  __shared__ uint64_t gates[kStages];
   constexpr uint32_t kNone = ~0u;
   const PoolAxis &slow = call.problem.axis[kSlow];
   const PoolAxis &fast = call.problem.axis[kFast];
@@ -71,7 +76,7 @@ __global__ void __launch_bounds__(kSweepMostWarps *kLanes, kSweepBlocks)
   // Some bytes before the rows and behind them may come along: they are in the tensors.
   const auto load = [&](int32_t row, int stage) {
     const int32_t begin = row * fast.out;
-    const int32_t end = min(row + kSweepRows, count) * fast.out;
+    const int32_t end = min(row + kRows, count) * fast.out;
     const auto below = [](const void *p) { return reinterpret_cast<uintptr_t>(p) / kSweepBytes * kSweepBytes; };
     const auto above = [&](const void *p) { return below(static_cast<const char *>(p) + kSweepBytes - 1); };
     const uintptr_t from_names = below(names + begin);
@@ -87,15 +92,15 @@ __global__ void __launch_bounds__(kSweepMostWarps *kLanes, kSweepBlocks)
   const bool loads = threadIdx.x == 0;
   if (loads) {
 #pragma unroll
-    for (int stage = 0; stage < kSweepStages; ++stage) set_gate(&gates[stage], 1);
+    for (int stage = 0; stage < kStages; ++stage) set_gate(&gates[stage], 1);
     show_copy_engine();
 #pragma unroll 1
-    for (int stage = 0; stage < kSweepStages; ++stage)
-      if (stage * kSweepRows < count) load(stage * kSweepRows, stage);
+    for (int stage = 0; stage < kStages; ++stage)
+      if (stage * kRows < count) load(stage * kRows, stage);
   }
   // Behind the last row there are some that could name none, to complete what is taken at a time.
   const int64_t origin = call.problem.index_origin(plane);
-  for (int32_t t = int32_t(threadIdx.x); t < count + kSweepRows; t += int32_t(blockDim.x)) {
+  for (int32_t t = int32_t(threadIdx.x); t < count + kRows; t += int32_t(blockDim.x)) {
     PoolSpan span = {s1, 0};
     if (t < count) span = window_span(slow, over_begin + t, s0, s1);
     rows[t] = {origin + int64_t(span.low) * fast.in, uint32_t(span.low - s0) * uint32_t(fast.in) % call.ring,
@@ -104,14 +109,21 @@ __global__ void __launch_bounds__(kSweepMostWarps *kLanes, kSweepBlocks)
   for (uint32_t t = threadIdx.x * 4; t < call.ring; t += blockDim.x * 4)
     *reinterpret_cast<float4 *>(shared + t * sizeof(float)) = float4{0, 0, 0, 0};
 
-  // The lane's output in each row, and which of the warp's columns it could name.
+  // The lane's outputs in each row, and which of the warp's columns they could name.
   const int32_t b0 = int32_t(warp) * call.columns;
   const int32_t b1 = min(b0 + call.columns, fast.in);
   const PoolRange over_columns = {windows_over(fast, b0).begin, windows_over(fast, b1 - 1).end};
-  const int32_t j = min(over_columns.begin + int32_t(lane), over_columns.end - 1);
-  PoolSpan columns = window_span(fast, j, b0, b1);
-  if (over_columns.begin + int32_t(lane) > j) columns.count = 0;
-  const uint32_t further = uint32_t(columns.low - fast.earliest(j));  // than the first that it could name at all
+  int32_t column_of[kVectors];
+  PoolSpan columns[kVectors];
+  uint32_t further[kVectors];  // than the first that the output could name at all
+#pragma unroll
+  for (int e = 0; e < kVectors; ++e) {
+    const int32_t j = over_columns.begin + e * kLanes + int32_t(lane);
+    column_of[e] = min(j, over_columns.end - 1);
+    columns[e] = window_span(fast, column_of[e], b0, b1);
+    if (column_of[e] < j) columns[e].count = 0;
+    further[e] = uint32_t(columns[e].low - fast.earliest(column_of[e]));
+  }
   const uint32_t sums_at = shared_address(shared);
   T *to = static_cast<T *>(call.dx) + (int64_t(plane) * slow.in + s0) * fast.in;
   uint32_t done = 0;  // rows of the strip below are written
@@ -120,49 +132,56 @@ __global__ void __launch_bounds__(kSweepMostWarps *kLanes, kSweepBlocks)
   uint32_t parity = 0;
   __syncthreads();
 #pragma unroll 1
-  for (int32_t i = 0; i < count; i += kSweepRows) {
+  for (int32_t i = 0; i < count; i += kRows) {
     pass(&gates[stage], parity);
     const char *const staged = shared + call.stages_at + uint32_t(stage) * call.stage_bytes;
     const auto within = [&](const auto *from) {
       return uint32_t(reinterpret_cast<uintptr_t>(from + i * fast.out) % kSweepBytes);
     };
-    const auto *const name_of = reinterpret_cast<const BitsOf<Index> *>(staged + within(names)) + j;
-    const auto *const gradient_of = reinterpret_cast<const BitsOf<T> *>(staged + call.gradients_at + within(gives)) + j;
-    uint32_t place[kSweepRows];
-    uint32_t distance[kSweepRows];
-    HeldOf<T> gradient[kSweepRows];
+    const auto *const name_of = reinterpret_cast<const BitsOf<Index> *>(staged + within(names));
+    const auto *const gradient_of = reinterpret_cast<const BitsOf<T> *>(staged + call.gradients_at + within(gives));
+    uint32_t place[kRows][kVectors];
+    uint32_t distance[kRows][kVectors];
+    HeldOf<T> gradient[kRows][kVectors];
 #pragma unroll
-    for (int u = 0; u < kSweepRows; ++u) {
-      // Where an index names a cell before the output's first one in an axis, the quotient or the column is out of
-      // bounds.
-      const PoolSweepRow row = rows[i + u];
-      const BitsOf<Index> relative = name_of[u * fast.out] - BitsOf<Index>(row.base);
-      gradient[u] = gradient_of[u * fast.out];
-      const uint32_t left = uint32_t(relative) - uint32_t(columns.low);
-      const uint32_t s = call.row.divide(left);
-      const uint32_t column = call.row.rest(left, s);
-      bool mine = (s < row.count) & (column < columns.count);
-      if (sizeof(Index) > 4) mine = mine & (uint32_t(relative >> 16 >> 16) == 0);
-      const uint32_t at = row.place + uint32_t(relative);
-      place[u] = sums_at + min(at, at - call.ring) * uint32_t(sizeof(float));
-      distance[u] = mine ? column + further : kNone;
+    for (int u = 0; u < kRows; ++u) {
+      const auto row = bit_cast<PoolSweepRow>(*reinterpret_cast<const uint4 *>(rows + (i + u)));
+#pragma unroll
+      for (int e = 0; e < kVectors; ++e) {
+        // Where an index names a cell before the output's first one in an axis, the quotient or the column is out of
+        // bounds.
+        const int32_t output = u * fast.out + column_of[e];
+        const BitsOf<Index> relative = name_of[output] - BitsOf<Index>(row.base);
+        gradient[u][e] = gradient_of[output];
+        const uint32_t left = uint32_t(relative) - uint32_t(columns[e].low);
+        const uint32_t s = call.row.divide(left);
+        const uint32_t column = call.row.rest(left, s);
+        bool mine = (s < row.count) & (column < columns[e].count);
+        if (sizeof(Index) > 4) mine = mine & (uint32_t(relative >> 16 >> 16) == 0);
+        const uint32_t at = row.place + uint32_t(relative);
+        place[u][e] = sums_at + min(at, at - call.ring) * uint32_t(sizeof(float));
+        distance[u][e] = mine ? column + further[e] : kNone;
+      }
     }
 #pragma unroll
-    for (int u = 0; u < kSweepRows; ++u) {
-      const float value = real_of<T>(BitsOf<T>(gradient[u]));
-      float sum = 0;
+    for (int u = 0; u < kRows; ++u) {
+      float sum[kVectors] = {};
 #pragma unroll
       for (int d = kRunReach - 1; d >= 0; --d) {
-        load_sum_where(distance[u] == uint32_t(d), place[u], sum);
-        sum += value;
-        store_sum_where(distance[u] == uint32_t(d), place[u], sum);
+#pragma unroll
+        for (int e = 0; e < kVectors; ++e) load_sum_where(distance[u][e] == uint32_t(d), place[u][e], sum[e]);
+#pragma unroll
+        for (int e = 0; e < kVectors; ++e) {
+          sum[e] += real_of<T>(BitsOf<T>(gradient[u][e]));
+          store_sum_where(distance[u][e] == uint32_t(d), place[u][e], sum[e]);
+        }
         __syncwarp();
       }
     }
-    const uint32_t until = rows[i + kSweepRows].low;
+    const uint32_t until = rows[i + kRows].low;
     __syncthreads();
-    if (loads && i + kSweepStages * kSweepRows < count) load(i + kSweepStages * kSweepRows, stage);
-    if (++stage == kSweepStages) {
+    if (loads && i + kStages * kRows < count) load(i + kStages * kRows, stage);
+    if (++stage == kStages) {
       stage = 0;
       parity ^= 1;
     }
