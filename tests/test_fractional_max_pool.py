@@ -246,6 +246,7 @@ def test_layouts(backend: Backend, input_layout: str, output_layout: str) -> Non
         pytest.param((1, 1), (9, 9, 9), (3, 3, 3), (20, 21, 22), id="3d, more outputs than cells"),
         pytest.param((1, 2), (7, 100, 126), (2, 3, 2), (5, 69, 88), id="3d, several patches"),
         pytest.param((2, 2), (37, 253), (2, 2), (30, 179), id="2d, wide rows"),
+        pytest.param((2, 4), (90, 381), (2, 2), (80, 271), id="2d, wide rows, several strips"),
         pytest.param((1, 7), (33, 104), (3, 2), (20, 93), id="2d, wide rows, ratio 0.9"),
         pytest.param((1, 4), (19, 70, 95), (2, 2, 2), (12, 50, 68), id="3d, wide rows"),
     ],
@@ -570,7 +571,13 @@ def test_bad_indices_add_nothing(backend: Backend, index_dtype: str, rank: int, 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 @pytest.mark.parametrize(
     ("shape", "out"),
-    [((30, 13), (21, 9)), ((30, 13, 17), (21, 9, 12)), ((5, 50, 60), (4, 35, 42)), ((20, 130), (14, 92))],
+    [
+        ((30, 13), (21, 9)),
+        ((30, 13, 17), (21, 9, 12)),
+        ((5, 50, 60), (4, 35, 42)),
+        ((20, 130), (14, 92)),
+        ((150, 260), (106, 184)),
+    ],
 )
 def test_random_indices_agree_on_all_devices_and_paths(
     backend: Backend, shape: Extents, out: Extents, dtype: str, index_dtype: str
