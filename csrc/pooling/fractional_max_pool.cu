@@ -244,7 +244,7 @@ PoolSweepShape pool_sweep_shape(const PoolProblem &problem, size_t element_size,
     return rows_at + (windows_over_most(slow, strip) + tuning.rows) * int64_t(sizeof(PoolSweepRow));
   };
   constexpr int64_t kUsualStrip = 64;
-  const int64_t blocks = std::min<int64_t>(tuning.blocks, kProcessorShared / (shared(kUsualStrip) + 1024));
+  const int64_t blocks = kProcessorShared / (shared(kUsualStrip) + 1024);
   if (blocks < 2) return shape;
   const int64_t strip = pool_strip(slow, open, problem.planes(), kProcessors * blocks, kStripSlack);
   if (strip == 0) return shape;

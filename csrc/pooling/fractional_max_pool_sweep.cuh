@@ -21,7 +21,7 @@ struct SweepTuning {
   int threads = 0;  // of a block, at most
   int blocks = 0;   // of so many threads on a multiprocessor at least; registers follow from it
 };
-constexpr SweepTuning sweep_tuning(size_t) { return {2, 4, 3, 256, 5}; }
+constexpr SweepTuning sweep_tuning(size_t) { return {2, 4, 3, 256, 3}; }
 constexpr int64_t kSweepBytes = 16;  // what the engine copies is multiples of this, and begins at one
 
 struct PoolSweepCall {
@@ -145,7 +145,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks) pool_sweep(const __grid_con
     HeldOf<T> gradient[kRows][kVectors];
 #pragma unroll
     for (int u = 0; u < kRows; ++u) {
-      const auto row = bit_cast<PoolSweepRow>(*reinterpret_cast<const uint4 *>(rows + (i + u)));
+      const uint4 words = *reinterpret_cast<const uint4 *>(rows + (i + u));
+      const auto row = bit_cast<PoolSweepRow>(words);
 #pragma unroll
       for (int e = 0; e < kVectors; ++e) {
         // Where an index names a cell before the output's first one in an axis, the quotient or the column is out of
