@@ -374,7 +374,7 @@ bool launch_pool_sweep(const PoolBackward &call, Stream stream) {
   sweep.indices = call.indices.data;
   sweep.dx = call.dx.data;
   sweep.accumulate = call.accumulate;
-  sweep.aligned = whole(call.dx, axis[kFast].in * int64_t(sizeof(T)));
+  sweep.aligned = pool_whole_packs<T>(problem, call.dx);
   sweep.strip = shape.strip;
   sweep.strips = int32_t(ceil_div(axis[kSlow].in, shape.strip));
   sweep.columns = shape.columns;
@@ -385,10 +385,15 @@ bool launch_pool_sweep(const PoolBackward &call, Stream stream) {
   sweep.rows_at = shape.rows_at;
   sweep.row = ShortDivider(uint32_t(axis[kFast].in));
   sweep.by_strips = Divider(uint32_t(sweep.strips));
+  const auto over = [](const PoolAxis &windows, int32_t part, int32_t i) {
+    return PoolRange{windows_over(windows, i * part).begin,
+                     windows_over(windows, std::min((i + 1) * part, windows.in) - 1).end};
+  };
+  for (int32_t i = 0; i < sweep.strips; ++i) sweep.rows_over[i] = over(axis[kSlow], sweep.strip, i);
+  for (int32_t i = 0; i < shape.warps; ++i) sweep.columns_over[i] = over(axis[kFast], sweep.columns, i);
   constexpr SweepTuning kTuning = sweep_tuning(sizeof(T));
   if constexpr (kTuning.vectors > 0) {
-    const auto kernel =
-        pool_sweep<T, Index, kTuning.vectors, kTuning.rows, kTuning.stages, kTuning.threads, kTuning.blocks>;
+    const auto kernel = pool_sweep<T, Index, kTuning.vectors, kTuning.rows, kTuning.stages, kTuning.blocks>;
     allow_shared(kernel, shape.shared);
     launch(kernel, Grid{problem.planes() * sweep.strips, shape.warps * kLanes, shape.shared}, stream, sweep);
   }

@@ -18,10 +18,13 @@ struct SweepTuning {
   int vectors = 0;
   int rows = 0;
   int stages = 0;
-  int threads = 0;  // of a block, at most
-  int blocks = 0;   // of so many threads on a multiprocessor at least; registers follow from it
+  int blocks = 0;  // of kSweepMostWarps warps on a multiprocessor at least; registers follow from it
 };
-constexpr SweepTuning sweep_tuning(size_t) { return {2, 4, 3, 256, 3}; }
+// No vectors where pool_runs is to be taken.
+constexpr SweepTuning sweep_tuning(size_t element_size) {
+  return element_size == 4 ? SweepTuning{2, 4, 3, 3} : SweepTuning{};
+}
+constexpr int kSweepMostWarps = 8;
 constexpr int64_t kSweepBytes = 16;  // what the engine copies is multiples of this, and begins at one
 
 struct PoolSweepCall {
@@ -30,7 +33,7 @@ struct PoolSweepCall {
   const void *indices;
   void *dx;
   bool accumulate;
-  bool aligned;  // so many bytes of cells can be written at once
+  bool aligned;  // four cells can be written at once
   int32_t strip;
   int32_t strips;
   int32_t columns;  // of a warp
@@ -42,6 +45,10 @@ struct PoolSweepCall {
   uint32_t rows_at;
   ShortDivider row;  // cells in a row of x
   Divider by_strips;
+  // The outputs that could name a cell of a strip's rows, or of a warp's columns. Blocks are too short to work them
+  // out.
+  PoolRange rows_over[kPoolMostStrips];
+  PoolRange columns_over[kSweepMostWarps];
 };
 
 // A row of outputs: the rows of the strip that it could name.
@@ -52,8 +59,9 @@ struct alignas(16) PoolSweepRow {
   uint16_t count;
 };
 
-template <class T, class Index, int kVectors, int kRows, int kStages, int kThreads, int kBlocks>
-__global__ void __launch_bounds__(kThreads, kBlocks) pool_sweep(const __grid_constant__ PoolSweepCall call) {
+template <class T, class Index, int kVectors, int kRows, int kStages, int kBlocks>
+__global__ void __launch_bounds__(kSweepMostWarps *kLanes, kBlocks)
+    pool_sweep(const __grid_constant__ PoolSweepCall call) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   extern __shared__ __align__(16) char shared[];
   __shared__ uint64_t gates[kStages];
@@ -65,10 +73,11 @@ __global__ void __launch_bounds__(kThreads, kBlocks) pool_sweep(const __grid_con
   PoolSweepRow *const rows = reinterpret_cast<PoolSweepRow *>(shared + call.rows_at);
 
   const uint32_t plane = call.by_strips.divide(blockIdx.x);
-  const int32_t s0 = int32_t(blockIdx.x - plane * uint32_t(call.strips)) * call.strip;
+  const uint32_t strip = blockIdx.x - plane * uint32_t(call.strips);
+  const int32_t s0 = int32_t(strip) * call.strip;
   const int32_t s1 = min(s0 + call.strip, slow.in);
-  const int32_t over_begin = windows_over(slow, s0).begin;
-  const int32_t count = windows_over(slow, s1 - 1).end - over_begin;
+  const int32_t over_begin = call.rows_over[strip].begin;
+  const int32_t count = call.rows_over[strip].end - over_begin;
   const int64_t first = int64_t(plane) * call.problem.out_plane() + int64_t(over_begin) * fast.out;
   const Index *const names = static_cast<const Index *>(call.indices) + first;
   const T *const gives = static_cast<const T *>(call.dy) + first;
@@ -112,7 +121,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) pool_sweep(const __grid_con
   // The lane's outputs in each row, and which of the warp's columns they could name.
   const int32_t b0 = int32_t(warp) * call.columns;
   const int32_t b1 = min(b0 + call.columns, fast.in);
-  const PoolRange over_columns = {windows_over(fast, b0).begin, windows_over(fast, b1 - 1).end};
+  const PoolRange over_columns = call.columns_over[warp];
   int32_t column_of[kVectors];
   PoolSpan columns[kVectors];
   uint32_t further[kVectors];  // than the first that the output could name at all
@@ -193,18 +202,11 @@ __global__ void __launch_bounds__(kThreads, kBlocks) pool_sweep(const __grid_con
       return sums_at + min(at, at - call.ring) * uint32_t(sizeof(float));
     };
     if (call.aligned && !call.accumulate) {
-      constexpr uint32_t kPack = uint32_t(kSweepBytes / sizeof(T));
 #pragma unroll 1
-      for (uint32_t cell = threadIdx.x * kPack; cell < cells; cell += blockDim.x * kPack) {
-        PoolPack<T, kPack> pack;
-#pragma unroll
-        for (uint32_t e = 0; e < kPack; e += kTileColumns) {
-          float four[kTileColumns];
-          take_sums(sum_at(cell) + e * uint32_t(sizeof(float)), four);
-#pragma unroll
-          for (uint32_t q = 0; q < kTileColumns; ++q) pack.value[e + q] = T(four[q]);
-        }
-        *reinterpret_cast<PoolPack<T, kPack> *>(to + cell) = pack;
+      for (uint32_t cell = threadIdx.x * kTileColumns; cell < cells; cell += blockDim.x * kTileColumns) {
+        float four[kTileColumns];
+        take_sums(sum_at(cell), four);
+        write_cells(to + cell, four, kTileColumns, 1, true, false);
       }
     } else {
 #pragma unroll 1
