@@ -245,7 +245,8 @@ PoolSweepShape pool_sweep_shape(const PoolProblem &problem, size_t element_size,
   constexpr int64_t kUsualStrip = 64;
   constexpr int64_t kAtOnce = 24;  // warps, as their registers allow
   const int64_t blocks = std::min<int64_t>(kAtOnce / warps, kProcessorShared / (shared(kUsualStrip) + 1024));
-  if (blocks < 2) return shape;
+  // Measured: with few blocks, 16-bit outputs are slower than in pool_runs.
+  if (blocks < (element_size == 2 ? 5 : 2)) return shape;
   const int64_t strip = pool_strip(slow, open, problem.planes(), kProcessors * blocks, kStripSlack);
   // Measured: where few blocks run, many warps are worth more than bytes that are ahead.
   constexpr int64_t kFewBlocks = 3 * kProcessors;

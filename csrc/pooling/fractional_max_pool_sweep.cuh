@@ -22,7 +22,9 @@ struct SweepTuning {
 };
 // No vectors where pool_runs is to be taken.
 constexpr SweepTuning sweep_tuning(size_t element_size) {
-  return element_size == 4 ? SweepTuning{2, 4, 3, 3} : SweepTuning{};
+  if (element_size == 2) return {2, 3, 3, 3};
+  if (element_size == 4) return {2, 4, 3, 3};
+  return {};
 }
 constexpr int kSweepMostWarps = 8;
 constexpr int64_t kSweepBytes = 16;  // what the engine copies is multiples of this, and begins at one
