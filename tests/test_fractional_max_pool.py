@@ -246,6 +246,7 @@ def test_layouts(backend: Backend, input_layout: str, output_layout: str) -> Non
         pytest.param((1, 1), (9, 9, 9), (3, 3, 3), (20, 21, 22), id="3d, more outputs than cells"),
         pytest.param((1, 2), (7, 100, 126), (2, 3, 2), (5, 69, 88), id="3d, several patches"),
         pytest.param((2, 2), (37, 253), (2, 2), (30, 179), id="2d, wide rows"),
+        pytest.param((2, 66), (40, 126), (2, 2), (28, 88), id="2d, wide rows, many planes"),
         pytest.param((1, 7), (33, 104), (3, 2), (20, 93), id="2d, wide rows, ratio 0.9"),
         pytest.param((1, 4), (19, 70, 95), (2, 2, 2), (12, 50, 68), id="3d, wide rows"),
     ],
@@ -577,6 +578,7 @@ def test_bad_indices_add_nothing(backend: Backend, index_dtype: str, rank: int, 
         ((6, 100, 128), (4, 70, 90)),
         ((7, 33, 57), (5, 23, 40)),
         ((20, 130), (14, 92)),
+        ((340, 260), (240, 184)),
     ],
 )
 def test_random_indices_agree_on_all_devices_and_paths(

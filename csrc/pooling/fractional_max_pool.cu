@@ -101,21 +101,20 @@ constexpr int64_t kStripSlack = 11;
 // the short ones even out what the model leaves out. These are a large GPU's numbers.
 int64_t pool_strip(const PoolAxis &slow, int64_t slots, int64_t blocks, int64_t at_once, int64_t slack) {
   constexpr int64_t kMostSpans = 2048;
-  constexpr int64_t kMostStrips = 32;
-  int64_t cost[kMostStrips + 1] = {};
+  int64_t cost[kPoolMostStrips + 1] = {};
   int64_t least = INT64_MAX;
   int64_t strip = 0;
   const auto length_of = [&](int64_t strips) { return ceil_div(slow.in, strips); };
   const auto fits = [&](int64_t strips) {
     return (strips == 1 || length_of(strips) >= slots) && windows_over_most(slow, length_of(strips)) <= kMostSpans;
   };
-  for (int64_t strips = 1; strips <= kMostStrips; ++strips) {
+  for (int64_t strips = 1; strips <= kPoolMostStrips; ++strips) {
     if (!fits(strips)) continue;
     const int64_t rounds = ceil_div(blocks * ceil_div(slow.in, length_of(strips)), at_once);
     cost[strips] = rounds * (windows_over_most(slow, length_of(strips)) + 2);
     least = std::min(least, cost[strips]);
   }
-  for (int64_t strips = 1; strips <= kMostStrips; ++strips)
+  for (int64_t strips = 1; strips <= kPoolMostStrips; ++strips)
     if (cost[strips] > 0 && cost[strips] <= least + least / slack) strip = length_of(strips);
   return strip;
 }
@@ -244,7 +243,7 @@ PoolSlabsShape pool_slabs_shape(const PoolProblem &problem, size_t element_size)
   const int64_t apart = slow.out > 1 ? ceil_div(slow.last_start(), slow.out - 1) : 0;
   const int64_t most_shared = kProcessorShared / tuning.blocks - 1024;
   const auto up = [](int64_t bytes) { return ceil_div(bytes, int64_t(kSlabWhole)) * kSlabWhole; };
-  for (int64_t bands = 1; bands <= std::min<int64_t>(middle.in, kMostSlabParts); ++bands) {
+  for (int64_t bands = 1; bands <= std::min<int64_t>(middle.in, kPoolMostStrips); ++bands) {
     const int64_t band = ceil_div(middle.in, bands);
     const int64_t rows = windows_over_most(middle, band);
     const int64_t threads = ceil_div(ceil_div(rows, kSlabRows), kLanes / shape.lanes) * kLanes;
@@ -282,6 +281,55 @@ PoolSlabsShape pool_slabs_shape(const PoolProblem &problem, size_t element_size)
     shape.shared = size_t(shape.slices_at + slices_bytes);
     break;
   }
+  return shape;
+}
+
+PoolSweepShape pool_sweep_shape(const PoolProblem &problem, size_t element_size, size_t index_size) {
+  PoolSweepShape shape;
+  const PoolAxis &slow = problem.axis[kSlow];
+  const PoolAxis &fast = problem.axis[kFast];
+  const SweepTuning tuning = sweep_tuning(element_size);
+  // With wider steps there could be rows that no window holds.
+  if (tuning.vectors == 0 || !pool_is_flat(problem) || slow.out < 2 || slow.last_start() > 2 * (slow.out - 1) ||
+      problem.planes() >= kNarrowLimit / 32)
+    return shape;
+  int64_t warps = 0;
+  int64_t columns = 0;
+  do {
+    columns = ceil_div(fast.in, ++warps);
+  } while (windows_over_most(fast, columns) > tuning.vectors * kLanes);
+  if (warps > kSweepMostWarps || (warps - 1) * columns >= fast.in) return shape;
+  // While some rows are written, others are added to that the next outputs could name. The sums, and those of a row,
+  // are a multiple of sixteen bytes.
+  int64_t open = ceil_div((2 * tuning.rows - 1) * int64_t(slow.last_start()), slow.out - 1) + window_reach(slow);
+  while (open * fast.in % kTileColumns != 0) ++open;
+  const auto whole = [](int64_t bytes) { return ceil_div(bytes, kSweepBytes) * kSweepBytes; };
+  const int64_t ring = open * fast.in;
+  const int64_t stages_at = ring * int64_t(sizeof(float));
+  const int64_t gradients_at = whole(tuning.rows * fast.out * int64_t(index_size) + kSweepBytes);
+  const int64_t stage_bytes = gradients_at + whole(tuning.rows * fast.out * int64_t(element_size) + kSweepBytes);
+  const int64_t rows_at = stages_at + tuning.stages * stage_bytes;
+  const auto shared = [&](int64_t strip) {
+    return rows_at + (windows_over_most(slow, strip) + tuning.rows) * int64_t(sizeof(PoolSweepRow));
+  };
+  constexpr int64_t kUsualStrip = 64;
+  constexpr int64_t kAtOnce = 24;  // warps, as their registers allow
+  const int64_t blocks = std::min<int64_t>(kAtOnce / warps, kProcessorShared / (shared(kUsualStrip) + 1024));
+  // Measured: with few blocks, 16-bit outputs are slower than in pool_runs.
+  if (blocks < (element_size == 2 ? 5 : 2)) return shape;
+  const int64_t strip = pool_strip(slow, open, problem.planes(), kProcessors * blocks, kStripSlack);
+  // Measured: where few blocks run, many warps are worth more than bytes that are ahead.
+  constexpr int64_t kFewBlocks = 3 * kProcessors;
+  if (strip == 0 || problem.planes() * ceil_div(slow.in, strip) < kFewBlocks) return shape;
+  shape.warps = int32_t(warps);
+  shape.columns = int32_t(columns);
+  shape.strip = int32_t(strip);
+  shape.ring = uint32_t(ring);
+  shape.stages_at = uint32_t(stages_at);
+  shape.gradients_at = uint32_t(gradients_at);
+  shape.stage_bytes = uint32_t(stage_bytes);
+  shape.rows_at = uint32_t(rows_at);
+  shape.shared = size_t(shared(strip));
   return shape;
 }
 

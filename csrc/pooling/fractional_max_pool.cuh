@@ -9,7 +9,8 @@
 namespace baracuda {
 
 constexpr int kPoolThreads = 256;
-constexpr int kPoolBlocks = 4;  // on a multiprocessor at least; registers follow from it
+constexpr int kPoolMostStrips = 32;  // that a plane is cut into
+constexpr int kPoolBlocks = 4;       // on a multiprocessor at least; registers follow from it
 // Of what a block of pool_rows reads, this much is asked for ahead: more would hold up what is wanted first.
 constexpr uint32_t kRowsPrefetch = 32 * 1024;
 

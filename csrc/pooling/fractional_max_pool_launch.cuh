@@ -5,6 +5,7 @@
 #include "pooling/fractional_max_pool_runs.cuh"
 #include "pooling/fractional_max_pool_slabs.cuh"
 #include "pooling/fractional_max_pool_staged.cuh"
+#include "pooling/fractional_max_pool_sweep.cuh"
 
 namespace baracuda {
 
@@ -79,6 +80,19 @@ struct PoolSlabsShape {
   size_t shared = 0;
 };
 PoolSlabsShape pool_slabs_shape(const PoolProblem &problem, size_t element_size);
+// How pool_sweep cuts the work of a problem that pool_runs takes; 0 warps where it can't.
+struct PoolSweepShape {
+  int32_t warps = 0;
+  int32_t columns = 0;
+  int32_t strip = 0;
+  uint32_t ring = 0;
+  uint32_t stages_at = 0;
+  uint32_t gradients_at = 0;
+  uint32_t stage_bytes = 0;
+  uint32_t rows_at = 0;
+  size_t shared = 0;
+};
+PoolSweepShape pool_sweep_shape(const PoolProblem &problem, size_t element_size, size_t index_size);
 // Whether the middle axis has nothing to say.
 inline bool pool_is_flat(const PoolProblem &problem) {
   return problem.axis[kMiddle].in == 1 && problem.axis[kMiddle].out == 1;
@@ -357,6 +371,12 @@ bool launch_pool_runs(const PoolBackward &call, Stream stream) {
   return true;
 }
 
+// The windows over each part of an axis that is cut into parts of so many cells.
+inline void windows_over_parts(const PoolAxis &axis, int32_t part, int32_t parts, PoolRange *ranges) {
+  for (int32_t t = 0; t < parts; ++t)
+    ranges[t] = {windows_over(axis, t * part).begin, windows_over(axis, std::min((t + 1) * part, axis.in) - 1).end};
+}
+
 template <class T, class Index>
 bool launch_pool_slabs(const PoolBackward &call, Stream stream) {
   constexpr SlabTuning kTuning = slab_tuning(sizeof(T));
@@ -380,13 +400,8 @@ bool launch_pool_slabs(const PoolBackward &call, Stream stream) {
     slabs.strips = int32_t(ceil_div(axis[kSlow].in, shape.strip));
     slabs.band = shape.band;
     slabs.bands = int32_t(ceil_div(axis[kMiddle].in, shape.band));
-    const auto over = [](const PoolAxis &along, int32_t parts, int32_t part, PoolRange *ranges) {
-      for (int32_t t = 0; t < parts; ++t)
-        ranges[t] = {windows_over(along, t * part).begin,
-                     windows_over(along, std::min((t + 1) * part, along.in) - 1).end};
-    };
-    over(axis[kSlow], slabs.strips, slabs.strip, slabs.over_strip);
-    over(axis[kMiddle], slabs.bands, slabs.band, slabs.over_band);
+    windows_over_parts(axis[kSlow], slabs.strip, slabs.strips, slabs.over_strip);
+    windows_over_parts(axis[kMiddle], slabs.band, slabs.bands, slabs.over_band);
     slabs.lanes = uint32_t(shape.lanes);
     slabs.slots = shape.slots;
     slabs.slot_bytes = uint32_t(shape.slot_bytes);
@@ -406,6 +421,49 @@ bool launch_pool_slabs(const PoolBackward &call, Stream stream) {
   } else {
     return false;
   }
+}
+
+template <class T, class Index>
+bool launch_pool_sweep(const PoolBackward &call, Stream stream) {
+  const PoolProblem &problem = call.problem;
+  const PoolAxis *axis = problem.axis;
+  const auto whole = [](const PoolView &view, int64_t bytes) {
+    return reinterpret_cast<uintptr_t>(view.data) % kSweepBytes == 0 && bytes % kSweepBytes == 0;
+  };
+  const int64_t outs = problem.planes() * problem.out_plane();
+  if (!DeviceGuard::kernels_can_wait() || pool_runs_shape(problem, sizeof(T)).slots == 0 ||
+      !pool_row_major(problem, call.dy, false) || !pool_row_major(problem, call.indices, false) ||
+      !pool_row_major(problem, call.dx, true) || !whole(call.dy, outs * int64_t(sizeof(T))) ||
+      !whole(call.indices, outs * int64_t(sizeof(Index))))
+    return false;
+  const PoolSweepShape shape = pool_sweep_shape(problem, sizeof(T), sizeof(Index));
+  if (shape.warps == 0) return false;
+  PoolSweepCall sweep = {};
+  sweep.problem = problem;
+  sweep.dy = call.dy.data;
+  sweep.indices = call.indices.data;
+  sweep.dx = call.dx.data;
+  sweep.accumulate = call.accumulate;
+  sweep.aligned = pool_whole_packs<T>(problem, call.dx);
+  sweep.strip = shape.strip;
+  sweep.strips = int32_t(ceil_div(axis[kSlow].in, shape.strip));
+  sweep.columns = shape.columns;
+  sweep.ring = shape.ring;
+  sweep.stages_at = shape.stages_at;
+  sweep.gradients_at = shape.gradients_at;
+  sweep.stage_bytes = shape.stage_bytes;
+  sweep.rows_at = shape.rows_at;
+  sweep.row = ShortDivider(uint32_t(axis[kFast].in));
+  sweep.by_strips = Divider(uint32_t(sweep.strips));
+  windows_over_parts(axis[kSlow], sweep.strip, sweep.strips, sweep.rows_over);
+  windows_over_parts(axis[kFast], sweep.columns, shape.warps, sweep.columns_over);
+  constexpr SweepTuning kTuning = sweep_tuning(sizeof(T));
+  if constexpr (kTuning.vectors > 0) {
+    const auto kernel = pool_sweep<T, Index, kTuning.vectors, kTuning.rows, kTuning.stages, kTuning.blocks>;
+    allow_shared(kernel, shape.shared);
+    launch(kernel, Grid{problem.planes() * sweep.strips, shape.warps * kLanes, shape.shared}, stream, sweep);
+  }
+  return true;
 }
 
 template <class T, class Index>
@@ -460,8 +518,9 @@ bool launch_pool_tiles(const PoolBackward &call, Stream stream) {
 template <class T, class Index>
 void launch_pool_backward(const PoolBackward &call, Stream stream) {
   const PoolProblem &problem = call.problem;
-  if (launch_pool_slabs<T, Index>(call, stream) || launch_pool_runs<T, Index>(call, stream) ||
-      launch_pool_patches<T, Index>(call, stream) || launch_pool_tiles<T, Index>(call, stream))
+  if (launch_pool_slabs<T, Index>(call, stream) || launch_pool_sweep<T, Index>(call, stream) ||
+      launch_pool_runs<T, Index>(call, stream) || launch_pool_patches<T, Index>(call, stream) ||
+      launch_pool_tiles<T, Index>(call, stream))
     return;
   PoolAnyBackward any = {call, pool_order(problem, call.dx, true), false};
   const int64_t entries = int64_t(problem.axis[kSlow].in) + problem.axis[kMiddle].in + problem.axis[kFast].in;

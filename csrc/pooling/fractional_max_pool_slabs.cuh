@@ -37,7 +37,6 @@ constexpr SlabTuning slab_tuning(size_t element_size) {
 constexpr int kSlabOutputs = 3;  // of a lane in a row, or one more
 constexpr int kSlabRows = 3;     // of a team; the argument above needs two
 constexpr int kMostSlabStages = 4;
-constexpr int kMostSlabParts = 32;  // of an axis: pool_strip makes no more
 constexpr uint32_t kNoPlace = ~0u;
 constexpr uint32_t kSlabWhole = 16;  // bytes that the copy engine counts in
 
@@ -53,8 +52,8 @@ struct PoolSlabsCall {
   int32_t band;  // rows
   int32_t bands;
   // The outputs that could name a strip's slices, and a band's rows: many instructions for a block to work out.
-  PoolRange over_strip[kMostSlabParts];
-  PoolRange over_band[kMostSlabParts];
+  PoolRange over_strip[kPoolMostStrips];
+  PoolRange over_band[kPoolMostStrips];
   uint32_t lanes;  // of a team
   int32_t slots;
   uint32_t slot_bytes;
