@@ -411,7 +411,7 @@ __global__ void __launch_bounds__(kGroups *kWarp, kBlocks)
     const bool exists = own_column < g.rows;
     uint64_t *carry = tiles.carries + size_t(own_column) * kWords;
     Value value = op.start();
-    if (exists) value = depth == 0 ? initial_value(op, g, own_column) : await<Value>(carry, depth);
+    if (exists) value = depth == 0 ? initial_value(op, g, own_column) : await<Value, true>(carry, depth);
     // A loop, across which the compiler doesn't hold on to elements that it took apart. Exponentials it keeps anyway.
     constexpr int kAtOnce = Op::kBased || Op::kHeavy ? kGroups : 4;
 #pragma unroll kAtOnce
@@ -420,7 +420,7 @@ __global__ void __launch_bounds__(kGroups *kWarp, kBlocks)
       slots[of][own].value = value;
       value = op.apply(map, value);
     }
-    if (exists && depth + 1 < tiles.down) publish(carry, value, depth + 1);
+    if (exists && depth + 1 < tiles.down) publish<true>(carry, value, depth + 1);
   }
   __syncthreads();
   let_next_kernel_start();
