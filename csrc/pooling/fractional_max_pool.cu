@@ -36,7 +36,7 @@ PoolRowsShape pool_rows_shape(const PoolProblem &problem, size_t real_size, size
   if (problem.out_plane() >= kNarrowLimit || problem.in_plane() >= kNarrowLimit) return shape;
   // What a block works out before it begins is worth many outputs; but it can ask for so many bytes ahead only,
   // and there should be blocks for all.
-  constexpr int64_t kWantedBlocks = int64_t(132) * kPoolBlocks * 2;
+  constexpr int64_t kWantedBlocks = kMultiprocessors * kPoolBlocks * 2;
   const int64_t total = problem.planes() * plane_rows * fast;
   int64_t most = element_size == 2 ? 4096 : element_size == 4 ? 3072 : 2048;
   while (most > 1024 && total / most < kWantedBlocks) most /= 2;
@@ -53,7 +53,7 @@ PoolRowsShape pool_rows_shape(const PoolProblem &problem, size_t real_size, size
 
 PoolStagedShape pool_staged_shape(const PoolProblem &problem, size_t element_size) {
   constexpr int64_t kMostShared = 56 * 1024;
-  constexpr int64_t kWantedBlocks = int64_t(132) * kStagedBlocks * 2;
+  constexpr int64_t kWantedBlocks = kMultiprocessors * kStagedBlocks * 2;
   PoolStagedShape shape;
   const PoolAxis *axis = problem.axis;
   const bool flat = pool_is_flat(problem);
@@ -71,7 +71,7 @@ PoolStagedShape pool_staged_shape(const PoolProblem &problem, size_t element_siz
   if (slice_bytes % kStagedPiece != 0 || problem.in_plane() >= kNarrowLimit || problem.out_plane() >= kNarrowLimit ||
       problem.planes() * slow.out >= kNarrowLimit)
     return shape;
-  const auto up = [](int64_t bytes) { return ceil_div(bytes, kStagedPiece) * kStagedPiece; };
+  const auto up = [](int64_t bytes) { return round_up(bytes, kStagedPiece); };
   int64_t slices = std::clamp<int64_t>((element_size == 2 ? 4096 : 3072) / slice_outs, 1, slow.out);
   while (slices > 1 && problem.planes() * ceil_div(slow.out, slices) < kWantedBlocks) slices /= 2;
   for (; slices > 0; slices /= 2) {
@@ -89,7 +89,6 @@ PoolStagedShape pool_staged_shape(const PoolProblem &problem, size_t element_siz
 
 namespace {
 
-constexpr int64_t kProcessors = 132;
 constexpr int64_t kProcessorShared = 227 * 1024;
 constexpr int64_t kStripSlack = 11;
 
@@ -136,7 +135,7 @@ PoolPatchesShape pool_patches_shape(const PoolProblem &problem, size_t real_size
       ceil_div(rows, kPatchThreads / columns) > kPatchPasses || problem.planes() * patches >= kNarrowLimit / 32)
     return shape;
   const int64_t strip =
-      pool_strip(axis[kSlow], slots, problem.planes() * patches, kProcessors * kPatchBlocks, kStripSlack);
+      pool_strip(axis[kSlow], slots, problem.planes() * patches, kMultiprocessors * kPatchBlocks, kStripSlack);
   if (strip == 0) return shape;
   shape.tile_rows = int32_t(windows_over_most(axis[kMiddle], kTileRows));
   shape.rows = int32_t(rows);
@@ -178,7 +177,7 @@ PoolRunsShape pool_runs_shape(const PoolProblem &problem, size_t element_size) {
     int64_t bands = 0;
     do {
       ++bands;
-      band = ceil_div(ceil_div(fast.in, bands), kWhole) * kWhole;
+      band = round_up(ceil_div(fast.in, bands), kWhole);
     } while (windows_over_most(fast, band) > group && band > kWhole);
   } else {
     band = std::min<int64_t>(banded.in, kSolidCells / fast.in);
@@ -196,13 +195,13 @@ PoolRunsShape pool_runs_shape(const PoolProblem &problem, size_t element_size) {
       blocks_planes * bands >= kNarrowLimit / 32)
     return shape;
   const int64_t slots = window_reach(slow);
-  const int64_t slot_bytes = ceil_div(band * (flat ? 1 : fast.in) * int64_t(sizeof(float)), 16) * 16;
+  const int64_t slot_bytes = round_up(band * (flat ? 1 : fast.in) * int64_t(sizeof(float)), 16);
   const int64_t fixed = groups * group * int64_t(sizeof(PoolRunOutput)) + kRunWarps * slots * slot_bytes;
   if (fixed > kMostShared) return shape;
-  const int64_t at_once = kProcessors * std::min<int64_t>(tuning.blocks, kProcessorShared / (fixed + 2048));
+  const int64_t at_once = kMultiprocessors * std::min<int64_t>(tuning.blocks, kProcessorShared / (fixed + 2048));
   const int64_t strip = pool_strip(slow, slots, blocks_planes * bands, at_once, INT64_MAX);
   if (strip == 0) return shape;
-  shape.outputs_at = int32_t(ceil_div(windows_over_most(slow, strip) * int64_t(sizeof(PoolSpan)), 16) * 16);
+  shape.outputs_at = int32_t(round_up(windows_over_most(slow, strip) * int64_t(sizeof(PoolSpan)), 16));
   shape.sums_at = int32_t(shape.outputs_at + groups * group * int64_t(sizeof(PoolRunOutput)));
   shape.shared = size_t(shape.outputs_at + fixed);
   shape.slots = int32_t(slots);
@@ -242,7 +241,7 @@ PoolSlabsShape pool_slabs_shape(const PoolProblem &problem, size_t element_size)
   const int64_t reach = window_reach(slow);
   const int64_t apart = slow.out > 1 ? ceil_div(slow.last_start(), slow.out - 1) : 0;
   const int64_t most_shared = kProcessorShared / tuning.blocks - 1024;
-  const auto up = [](int64_t bytes) { return ceil_div(bytes, int64_t(kSlabWhole)) * kSlabWhole; };
+  const auto up = [](int64_t bytes) { return round_up(bytes, kBulkBytes); };
   for (int64_t bands = 1; bands <= std::min<int64_t>(middle.in, kPoolMostStrips); ++bands) {
     const int64_t band = ceil_div(middle.in, bands);
     const int64_t rows = windows_over_most(middle, band);
@@ -251,12 +250,12 @@ PoolSlabsShape pool_slabs_shape(const PoolProblem &problem, size_t element_size)
     const int64_t blocks = problem.planes() * ceil_div(middle.in, band);
     // Outputs that several blocks read are wasted.
     if (5 * rows * middle.in > 8 * band * middle.out || blocks >= kNarrowLimit / 32) return shape;
-    const int64_t strip = pool_strip(slow, reach, blocks, kProcessors * tuning.blocks, INT64_MAX);
+    const int64_t strip = pool_strip(slow, reach, blocks, kMultiprocessors * tuning.blocks, INT64_MAX);
     if (strip == 0) return shape;
     const int64_t slot_bytes = up(band * fast.in * int64_t(sizeof(float)));
     // A slice may begin and end within sixteen bytes, and a row's last lane reads on a little.
-    const int64_t gradients_at = up(rows * fast.out * int64_t(sizeof(int64_t))) + kSlabWhole;
-    const int64_t stage_bytes = gradients_at + up(rows * fast.out * int64_t(element_size)) + 2 * kSlabWhole;
+    const int64_t gradients_at = up(rows * fast.out * int64_t(sizeof(int64_t))) + kBulkBytes;
+    const int64_t stage_bytes = gradients_at + up(rows * fast.out * int64_t(element_size)) + 2 * kBulkBytes;
     const int64_t tables = up(fast.out * int64_t(sizeof(PoolSpan)) + rows * int64_t(sizeof(int32_t)));
     const int64_t slices_bytes = windows_over_most(slow, strip) * int64_t(sizeof(PoolSlabSlice));
     int64_t slots = reach + apart + 1;
@@ -303,11 +302,11 @@ PoolSweepShape pool_sweep_shape(const PoolProblem &problem, size_t element_size,
   // are a multiple of sixteen bytes.
   int64_t open = ceil_div((2 * tuning.rows - 1) * int64_t(slow.last_start()), slow.out - 1) + window_reach(slow);
   while (open * fast.in % kTileColumns != 0) ++open;
-  const auto whole = [](int64_t bytes) { return ceil_div(bytes, kSweepBytes) * kSweepBytes; };
+  const auto up = [](int64_t bytes) { return round_up(bytes, kBulkBytes); };
   const int64_t ring = open * fast.in;
   const int64_t stages_at = ring * int64_t(sizeof(float));
-  const int64_t gradients_at = whole(tuning.rows * fast.out * int64_t(index_size) + kSweepBytes);
-  const int64_t stage_bytes = gradients_at + whole(tuning.rows * fast.out * int64_t(element_size) + kSweepBytes);
+  const int64_t gradients_at = up(tuning.rows * fast.out * int64_t(index_size) + kBulkBytes);
+  const int64_t stage_bytes = gradients_at + up(tuning.rows * fast.out * int64_t(element_size) + kBulkBytes);
   const int64_t rows_at = stages_at + tuning.stages * stage_bytes;
   const auto shared = [&](int64_t strip) {
     return rows_at + (windows_over_most(slow, strip) + tuning.rows) * int64_t(sizeof(PoolSweepRow));
@@ -317,9 +316,9 @@ PoolSweepShape pool_sweep_shape(const PoolProblem &problem, size_t element_size,
   const int64_t blocks = std::min<int64_t>(kAtOnce / warps, kProcessorShared / (shared(kUsualStrip) + 1024));
   // Measured: with few blocks, 16-bit outputs are slower than in pool_runs.
   if (blocks < (element_size == 2 ? 5 : 2)) return shape;
-  const int64_t strip = pool_strip(slow, open, problem.planes(), kProcessors * blocks, kStripSlack);
+  const int64_t strip = pool_strip(slow, open, problem.planes(), kMultiprocessors * blocks, kStripSlack);
   // Measured: where few blocks run, many warps are worth more than bytes that are ahead.
-  constexpr int64_t kFewBlocks = 3 * kProcessors;
+  constexpr int64_t kFewBlocks = 3 * kMultiprocessors;
   if (strip == 0 || problem.planes() * ceil_div(slow.in, strip) < kFewBlocks) return shape;
   shape.warps = int32_t(warps);
   shape.columns = int32_t(columns);
@@ -356,8 +355,8 @@ PoolTilesShape pool_tiles_shape(const PoolProblem &problem, size_t real_size, si
   const int64_t blocks = ceil_div(
       problem.planes() * ceil_div(axis[kMiddle].in, rows) * ceil_div(axis[kFast].in, kTileColumns), kTileThreads);
   const int64_t at_once =
-      kProcessors * std::min<int64_t>(tile_tuning(flat, unit, shape.chunked, real_size == sizeof(double)).blocks,
-                                      kProcessorShared / (sums + rows_bytes + columns_bytes + 2048));
+      kMultiprocessors * std::min<int64_t>(tile_tuning(flat, unit, shape.chunked, real_size == sizeof(double)).blocks,
+                                           kProcessorShared / (sums + rows_bytes + columns_bytes + 2048));
   // Measured: 16-bit outputs are bound by instructions, and have none to spare for the beginnings of short strips.
   const int64_t strip =
       pool_strip(axis[kSlow], slots, blocks, at_once, flat && unit && element_size == 2 ? INT64_MAX : kStripSlack);

@@ -383,7 +383,7 @@ bool launch_pool_slabs(const PoolBackward &call, Stream stream) {
   if constexpr (kTuning.threads > 0) {
     const PoolProblem &problem = call.problem;
     const PoolAxis *axis = problem.axis;
-    const auto whole = [](const void *data) { return reinterpret_cast<uintptr_t>(data) % kSlabWhole == 0; };
+    const auto whole = [](const void *data) { return reinterpret_cast<uintptr_t>(data) % kBulkBytes == 0; };
     const PoolSlabsShape shape = pool_slabs_shape(problem, sizeof(T));
     if (shape.slots == 0 || !DeviceGuard::kernels_can_wait() || !whole(call.dy.data) || !whole(call.indices.data) ||
         !pool_row_major(problem, call.dy, false) || !pool_row_major(problem, call.indices, false) ||
@@ -428,7 +428,7 @@ bool launch_pool_sweep(const PoolBackward &call, Stream stream) {
   const PoolProblem &problem = call.problem;
   const PoolAxis *axis = problem.axis;
   const auto whole = [](const PoolView &view, int64_t bytes) {
-    return reinterpret_cast<uintptr_t>(view.data) % kSweepBytes == 0 && bytes % kSweepBytes == 0;
+    return reinterpret_cast<uintptr_t>(view.data) % kBulkBytes == 0 && bytes % kBulkBytes == 0;
   };
   const int64_t outs = problem.planes() * problem.out_plane();
   if (!DeviceGuard::kernels_can_wait() || pool_runs_shape(problem, sizeof(T)).slots == 0 ||

@@ -38,7 +38,6 @@ constexpr int kSlabOutputs = 3;  // of a lane in a row, or one more
 constexpr int kSlabRows = 3;     // of a team; the argument above needs two
 constexpr int kMostSlabStages = 4;
 constexpr uint32_t kNoPlace = ~0u;
-constexpr uint32_t kSlabWhole = 16;  // bytes that the copy engine counts in
 
 struct PoolSlabsCall {
   PoolProblem problem;
@@ -90,11 +89,11 @@ __device__ __forceinline__ void load_shared(uint32_t address, uint16_t &value) {
 // Returns what the engine brings.
 __device__ __forceinline__ uint32_t load_around(std::byte *to, const std::byte *from, uint32_t bytes,
                                                 const std::byte *end, uint64_t *gate) {
-  const uint32_t before = uint32_t(reinterpret_cast<uintptr_t>(from) % kSlabWhole);
+  const uint32_t before = uint32_t(reinterpret_cast<uintptr_t>(from) % kBulkBytes);
   from -= before;
   bytes += before;
-  const uint32_t inside = uint32_t(min(int64_t(end - from), int64_t(bytes + kSlabWhole))) / kSlabWhole * kSlabWhole;
-  const uint32_t whole = min((bytes + kSlabWhole - 1) / kSlabWhole * kSlabWhole, inside);
+  const uint32_t inside = uint32_t(min(int64_t(end - from), int64_t(bytes + kBulkBytes))) / kBulkBytes * kBulkBytes;
+  const uint32_t whole = min((bytes + kBulkBytes - 1) / kBulkBytes * kBulkBytes, inside);
   for (uint32_t at = whole; at < bytes; at += sizeof(uint16_t))
     *reinterpret_cast<uint16_t *>(to + at) = *reinterpret_cast<const uint16_t *>(from + at);
   if (whole > 0) bulk_load(to, from, whole, gate);
@@ -267,9 +266,9 @@ __global__ void __launch_bounds__(kThreads, kBlocks) pool_slabs(const __grid_con
     const int64_t slice_base = origin + uint32_t(slices.low) * call.slice.divisor;
     const uint32_t stage_at = stages_at + uint32_t(stage) * call.stage_bytes;
     uint32_t names_at =
-        stage_at + first_low * uint32_t(sizeof(Index)) % kSlabWhole + lane_output * uint32_t(sizeof(Index));
+        stage_at + first_low * uint32_t(sizeof(Index)) % kBulkBytes + lane_output * uint32_t(sizeof(Index));
     uint32_t gradients_at =
-        stage_at + call.gradients_at + first_low * uint32_t(sizeof(T)) % kSlabWhole + lane_output * uint32_t(sizeof(T));
+        stage_at + call.gradients_at + first_low * uint32_t(sizeof(T)) % kBulkBytes + lane_output * uint32_t(sizeof(T));
     first_low += slice_outputs;
     uint32_t place[kRows][kOutputs];
     uint32_t late[kLateRows][kOutputs];

@@ -27,7 +27,6 @@ constexpr SweepTuning sweep_tuning(size_t element_size) {
   return {};
 }
 constexpr int kSweepMostWarps = 8;
-constexpr int64_t kSweepBytes = 16;  // what the engine copies is multiples of this, and begins at one
 
 struct PoolSweepCall {
   PoolProblem problem;
@@ -88,8 +87,8 @@ __global__ void __launch_bounds__(kSweepMostWarps *kLanes, kBlocks)
   const auto load = [&](int32_t row, int stage) {
     const int32_t begin = row * fast.out;
     const int32_t end = min(row + kRows, count) * fast.out;
-    const auto below = [](const void *p) { return reinterpret_cast<uintptr_t>(p) / kSweepBytes * kSweepBytes; };
-    const auto above = [&](const void *p) { return below(static_cast<const char *>(p) + kSweepBytes - 1); };
+    const auto below = [](const void *p) { return reinterpret_cast<uintptr_t>(p) / kBulkBytes * kBulkBytes; };
+    const auto above = [&](const void *p) { return below(static_cast<const char *>(p) + kBulkBytes - 1); };
     const uintptr_t from_names = below(names + begin);
     const uintptr_t from_gives = below(gives + begin);
     const uint32_t names_bytes = uint32_t(above(names + end) - from_names);
@@ -147,7 +146,7 @@ __global__ void __launch_bounds__(kSweepMostWarps *kLanes, kBlocks)
     pass(&gates[stage], parity);
     const char *const staged = shared + call.stages_at + uint32_t(stage) * call.stage_bytes;
     const auto within = [&](const auto *from) {
-      return uint32_t(reinterpret_cast<uintptr_t>(from + i * fast.out) % kSweepBytes);
+      return uint32_t(reinterpret_cast<uintptr_t>(from + i * fast.out) % kBulkBytes);
     };
     const auto *const name_of = reinterpret_cast<const BitsOf<Index> *>(staged + within(names));
     const auto *const gradient_of = reinterpret_cast<const BitsOf<T> *>(staged + call.gradients_at + within(gives));

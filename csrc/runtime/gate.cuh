@@ -30,6 +30,9 @@ __device__ __forceinline__ void wait_for_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
+// What the copy engine moves begins at a multiple of so many bytes, on both sides, and is one.
+constexpr uint32_t kBulkBytes = 16;
+
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 // A gate is a word in shared memory that opens when enough have arrived, and all bytes that were announced; time and
 // again, each time with the other parity.
@@ -71,7 +74,7 @@ __device__ __forceinline__ void pass(uint64_t *gate, uint32_t parity) {
         : "memory");
   } while (!open);
 }
-// Copies of the engine: both ends and the size are multiples of sixteen bytes.
+// Copies of the engine.
 __device__ __forceinline__ void bulk_load(std::byte *to, const std::byte *from, uint32_t bytes, uint64_t *gate) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
                    shared_address(to)),

@@ -14,6 +14,11 @@
 namespace baracuda {
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+constexpr int64_t round_up(int64_t a, int64_t unit) { return ceil_div(a, unit) * unit; }
+
+// Where work is cut without regard to the card, so that workspaces and the order of sums follow from the problem alone,
+// it is cut for so many.
+constexpr int64_t kMultiprocessors = 132;
 
 // What so many bytes are loaded and stored as, in one instruction.
 template <int kBytes>

@@ -314,7 +314,7 @@ struct Packed {
   static constexpr int kPieceBytes = kBytes < 16 ? kBytes : 16;
   static constexpr int kPieces = kBytes / kPieceBytes;
   static constexpr int kPieceItems = kCount / kPieces;
-  // Two registers, not one number of 64 bits: kernels of columns were 2 % slower with that.
+  // Two registers, not one number of 64 bits, for which some kernels of columns took more instructions.
   using Piece = std::conditional_t<kPieceBytes == 8, uint2, MemoryWord<kPieceBytes>>;
   __device__ __forceinline__ void load_piece(int piece, const void *from) {
     const auto wide = *reinterpret_cast<const Piece *>(from);

@@ -19,8 +19,8 @@ namespace baracuda::scan {
 
 // A value's 32-bit words, each beside a mark that it was written. Each such pair is stored and loaded whole, so that no
 // fences are needed; two go by one instruction where a value has an even number, and begins at a multiple of sixteen
-// bytes therefore, but one by one where every lane of a warp has a value of its own (`kOfMany`): that was faster. The
-// memory is zeroed before the kernel.
+// bytes therefore, but one by one where every lane of a warp has a value of its own (`kOfMany`), to which pairs brought
+// nothing. The memory is zeroed before the kernel.
 template <class V, bool kOfMany = false>
 struct Letter {
   static constexpr int kWords = Words<V>::count;

@@ -227,11 +227,11 @@ inline SegmentChunks segment_chunks(const SegmentProblem &problem) {
   const int64_t places = problem.rows + problem.segments;
   int32_t chunk = 256;
   if (segment_narrow_rows(problem)) {
-    constexpr int64_t kBlocks = 132 * 8;
+    constexpr int64_t kBlocks = kMultiprocessors * 8;
     chunk = int32_t(kSegmentStaged / 2 / std::bit_ceil(uint64_t(problem.columns)));
     while (chunk > 64 && ceil_div(places, chunk) < kBlocks) chunk /= 2;
   } else {
-    constexpr int64_t kWarps = 132 * 48;
+    constexpr int64_t kWarps = kMultiprocessors * 48;
     const int vector = segment_vector(problem);
     const int64_t across = segment_across(problem.columns, vector);
     const int64_t lanes = ceil_div(problem.columns, across * vector) * across;

@@ -9,7 +9,6 @@ constexpr int kTileWarps = kTileThreads / 32;
 constexpr int kTileItems = kBucketTile / kTileThreads;
 // Of buckets, and of each lane's rows that no segment has.
 constexpr int kTileCounters = kMostBuckets + 32;
-constexpr int64_t kMultiprocessors = 132;
 // Two sets of counters, and sums of warps.
 constexpr int64_t kTileCounterBytes = (2 * kTileCounters + kTileWarps) * int64_t(sizeof(uint32_t));
 static_assert(kTileThreads >= kTileCounters && kTileWarps == 32);

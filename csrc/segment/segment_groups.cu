@@ -295,7 +295,7 @@ void segment_count(const SegmentProblem &problem, const SegmentIndices &ids, con
       cudaMemsetAsync(space.counts, 0, size_t(problem.segments) * sizeof(uint32_t), static_cast<cudaStream_t>(stream)),
       "cudaMemsetAsync");
   const bool shared = problem.segments <= kMostShared;
-  const int64_t most = shared ? 132 * 4 : std::numeric_limits<int32_t>::max();
+  const int64_t most = shared ? kMultiprocessors * 4 : std::numeric_limits<int32_t>::max();
   const int64_t blocks = std::min(ceil_div(problem.rows, kSegmentThreads * kRowsAtOnce), most);
   launch(count_ids, {blocks, kSegmentThreads, shared ? size_t(problem.segments) * sizeof(uint32_t) : 0}, stream, ids,
          problem.rows, problem.segments, space.counts, shared);

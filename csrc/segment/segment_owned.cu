@@ -326,8 +326,9 @@ void visit(const SegmentBackward &call, const SegmentView &output, uint64_t empt
     launch(shared ? visit_owned<kLanes, true, false> : visit_owned<kLanes, false, false>, grid, stream, own, op);
   }
   const auto order = segment_order<Bits>(problem.dtype, minimum);
-  constexpr int64_t kMostBlocks = 132 * 8;
-  const Grid pieces = {std::clamp<int64_t>(own.longs.pieces_most, 132, kMostBlocks), kSegmentThreads, 0, true};
+  constexpr int64_t kMostBlocks = kMultiprocessors * 8;
+  const Grid pieces = {std::clamp<int64_t>(own.longs.pieces_most, kMultiprocessors, kMostBlocks), kSegmentThreads, 0,
+                       true};
   if (own.longs.pieces) launch(find_longest<Bits>, pieces, stream, own, order);
   if (gradient) {
     launch(spread_long<Bits>, pieces, stream, own);

@@ -107,7 +107,6 @@ __device__ __forceinline__ void segment_join_parts(const SegmentRowsCall<Op> &ca
 // How many blocks are to share a multiprocessor.
 template <class Op, int kVector>
 constexpr int kSegmentRowBlocks = sizeof(typename Op::State) * kVector > 32 ? 2 : 4;
-constexpr int64_t kSegmentMultiprocessors = 132;
 
 // A segment that is longer than a piece has its rows before the first multiple of a piece's length here.
 template <class Op, int kVector, bool kParts>
@@ -317,8 +316,8 @@ void segment_reduce_rows(const SegmentProblem &problem, const SegmentView &input
   if (problem.rows <= call.pieces.rows) return;
   const auto blocks = [&](int64_t most) { return std::min(call.pieces.count * call.tiles, most); };
   launch(segment_share_rows<Op, kVector>,
-         {blocks(kSegmentMultiprocessors * kSegmentRowBlocks<Op, kVector>), kSegmentThreads, 0, true}, stream, call);
-  launch(segment_join_rows<Op, kVector>, {blocks(kSegmentMultiprocessors), kSegmentThreads, 0, true}, stream, call);
+         {blocks(kMultiprocessors * kSegmentRowBlocks<Op, kVector>), kSegmentThreads, 0, true}, stream, call);
+  launch(segment_join_rows<Op, kVector>, {blocks(kMultiprocessors), kSegmentThreads, 0, true}, stream, call);
 }
 
 }  // namespace baracuda

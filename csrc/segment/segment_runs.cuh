@@ -575,7 +575,6 @@ void segment_reduce_runs(const SegmentProblem &problem, const SegmentView &input
   }
   call.whole = call.whole && whole(ids.data, ids.stride);
   call.taken = space.taken;
-  constexpr int64_t kMultiprocessors = 132;
   constexpr int64_t kFillBlocks = 4;
   launch(fill_empty<Op>,
          {std::min(ceil_div(problem.segments, kRunThreads), kMultiprocessors * kFillBlocks), kRunThreads}, stream,

@@ -422,7 +422,7 @@ struct Launcher {
   void marked(const SegmentView &arg) const {
     const Marks marks = {space.marks, ceil_div(problem().columns, kSegmentMarked)};
     const SpreadSizes shape = sizes(row_ids(), kVector);
-    constexpr int64_t kMostBlocks = 132 * 8;
+    constexpr int64_t kMostBlocks = kMultiprocessors * 8;
     const int64_t count = ceil_div(problem().rows * marks.words, 4);
     launch(forget_marks, {std::min(ceil_div(count, kSegmentThreads), kMostBlocks), kSegmentThreads}, stream, marks,
            count);

@@ -14,7 +14,7 @@ constexpr int kTileThreads = kTileWarps * 32;
 // where segments are short.
 constexpr int kTileBlocks = 4;
 constexpr int kTileBytes = 4096;  // at most; a row for each lane of a warp
-constexpr int kTileMostParts = 132 * kTileBlocks;
+constexpr int kTileMostParts = int(kMultiprocessors) * kTileBlocks;
 
 using Pack = SegmentPack<uint32_t, kWords>;
 using TileKey = SegmentTileKey;
@@ -274,7 +274,7 @@ __global__ __launch_bounds__(kTileThreads,
 // Joins the parts of segments that begin in one block's rows and end in another's: as many lanes side by side as have a
 // row, and the block where there are many. And fills the gaps.
 constexpr int kJoinThreads = 256;
-constexpr int kJoinBlocks = 132;
+constexpr int kJoinBlocks = kMultiprocessors;
 static_assert(kTileMostParts <= kJoinBlocks * kJoinThreads / 32);
 template <SegmentLanes kLanes>
 __global__ __launch_bounds__(kJoinThreads) void join_tiles(const __grid_constant__ TileCall call,
