@@ -59,34 +59,40 @@ struct Letter {
       }
     }
   }
-  // Whether all was written, which `value` is then.
-  __device__ __forceinline__ bool open(V &value, uint32_t mark) const {
-    Words<V> words;
-    bool ready = true;
+  __device__ __forceinline__ bool written(uint32_t mark) const {
+    bool all = true;
 #pragma unroll
-    for (int i = 0; i < kWords; ++i) {
-      ready = ready && uint32_t(word[i] >> 32) == mark;
-      words.word[i] = uint32_t(word[i]);
-    }
-    if (ready) value = from_words<V>(words);
-    return ready;
+    for (int i = 0; i < kWords; ++i) all = all && uint32_t(word[i] >> 32) == mark;
+    return all;
+  }
+  __device__ __forceinline__ V value() const {
+    Words<V> words;
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) words.word[i] = uint32_t(word[i]);
+    return from_words<V>(words);
+  }
+  // Whether all was written, which `to` is then.
+  __device__ __forceinline__ bool open(V &to, uint32_t mark) const {
+    const bool all = written(mark);
+    if (all) to = value();
+    return all;
   }
 };
 template <bool kOfMany = false, class V>
 __device__ __forceinline__ void publish(uint64_t *to, const V &value, uint32_t mark) {
   Letter<V, kOfMany>::of(value, mark).send(to);
 }
-template <bool kOfMany = false, class V>
+template <class V>
 __device__ __forceinline__ bool receive(const uint64_t *from, V &value, uint32_t mark) {
-  Letter<V, kOfMany> letter;
+  Letter<V> letter;
   letter.fetch(from);
   return letter.open(value, mark);
 }
 template <class V, bool kOfMany = false>
 __device__ __forceinline__ V await(const uint64_t *from, uint32_t mark) {
-  V value;
-  while (!receive<kOfMany>(from, value, mark)) __nanosleep(20);
-  return value;
+  Letter<V, kOfMany> letter;
+  for (letter.fetch(from); !letter.written(mark); letter.fetch(from)) __nanosleep(20);
+  return letter.value();
 }
 
 constexpr uint32_t kReady = 1;
