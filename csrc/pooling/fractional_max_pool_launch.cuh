@@ -80,7 +80,7 @@ struct PoolSlabsShape {
   size_t shared = 0;
 };
 PoolSlabsShape pool_slabs_shape(const PoolProblem &problem, size_t element_size);
-// How pool_sweep cuts the work of a problem that pool_runs takes; 0 warps where it can't.
+// How pool_sweep cuts the work; 0 warps where it can't.
 struct PoolSweepShape {
   int32_t warps = 0;
   int32_t columns = 0;
@@ -431,10 +431,9 @@ bool launch_pool_sweep(const PoolBackward &call, Stream stream) {
     return reinterpret_cast<uintptr_t>(view.data) % kBulkBytes == 0 && bytes % kBulkBytes == 0;
   };
   const int64_t outs = problem.planes() * problem.out_plane();
-  if (!DeviceGuard::kernels_can_wait() || pool_runs_shape(problem, sizeof(T)).slots == 0 ||
-      !pool_row_major(problem, call.dy, false) || !pool_row_major(problem, call.indices, false) ||
-      !pool_row_major(problem, call.dx, true) || !whole(call.dy, outs * int64_t(sizeof(T))) ||
-      !whole(call.indices, outs * int64_t(sizeof(Index))))
+  if (!DeviceGuard::kernels_can_wait() || !pool_row_major(problem, call.dy, false) ||
+      !pool_row_major(problem, call.indices, false) || !pool_row_major(problem, call.dx, true) ||
+      !whole(call.dy, outs * int64_t(sizeof(T))) || !whole(call.indices, outs * int64_t(sizeof(Index))))
     return false;
   const PoolSweepShape shape = pool_sweep_shape(problem, sizeof(T), sizeof(Index));
   if (shape.warps == 0) return false;
