@@ -182,7 +182,7 @@ __global__ void __launch_bounds__(kSweepMostWarps *kLanes, kBlocks)
   uint32_t head = 0;  // where the sums of row `done` lie
   int stage = 0;
   uint32_t parity = 0;
-  float sum[kVectors] = {};
+  float sum[kVectors] = {};  // where none is loaded there is an older one, which isn't stored either
   __syncthreads();
 #pragma unroll 1
   for (int32_t i = 0; i < count; i += kRows) {
