@@ -579,6 +579,7 @@ def test_bad_indices_add_nothing(backend: Backend, index_dtype: str, rank: int, 
         ((7, 33, 57), (5, 23, 40)),
         ((20, 130), (14, 92)),
         ((340, 260), (240, 184)),
+        ((400, 130), (280, 66)),
     ],
 )
 def test_random_indices_agree_on_all_devices_and_paths(

@@ -118,6 +118,14 @@ int64_t pool_strip(const PoolAxis &slow, int64_t slots, int64_t blocks, int64_t 
   return strip;
 }
 
+// Whether lanes can add in the order that pool_runs tells of: of two outputs in a row, the later one's window has to
+// begin later.
+bool pool_runs_ordered(const PoolProblem &problem) {
+  const PoolAxis &fast = problem.axis[kFast];
+  return fast.out > 1 && fast.below == 0 && fast.last_start() >= fast.out - 1 + fast.tie &&
+         window_reach(fast) <= kRunReach && problem.in_plane() < kNarrowLimit && problem.out_plane() < kNarrowLimit;
+}
+
 }  // namespace
 
 PoolPatchesShape pool_patches_shape(const PoolProblem &problem, size_t real_size) {
@@ -166,11 +174,7 @@ PoolRunsShape pool_runs_shape(const PoolProblem &problem, size_t element_size) {
   const RunTuning tuning = run_tuning(flat, element_size);
   const int64_t group = tuning.vectors * kLanes;
   const int64_t reach = window_reach(fast);
-  // Of two outputs in a row, the later one's window has to begin later.
-  const bool ordered = fast.out > 1 && fast.below == 0 && fast.last_start() >= fast.out - 1 + fast.tie;
-  if (tuning.vectors == 0 || !ordered || reach > kRunReach || problem.in_plane() >= kNarrowLimit ||
-      problem.out_plane() >= kNarrowLimit)
-    return shape;
+  if (tuning.vectors == 0 || !pool_runs_ordered(problem)) return shape;
   int64_t band = 0;
   if (flat) {
     constexpr int64_t kWhole = 8;  // columns, so that lines are written whole
@@ -289,9 +293,13 @@ PoolSweepShape pool_sweep_shape(const PoolProblem &problem, size_t element_size,
   const PoolAxis &fast = problem.axis[kFast];
   const SweepTuning tuning = sweep_tuning(element_size);
   // With wider steps there could be rows that no window holds.
-  if (tuning.vectors == 0 || !pool_is_flat(problem) || slow.out < 2 || slow.last_start() > 2 * (slow.out - 1) ||
+  if (tuning.vectors == 0 || !pool_is_flat(problem) || !pool_runs_ordered(problem) || slow.out < 2 ||
+      slow.last_start() > 2 * (slow.out - 1) || fast.out < tuning.vectors * kLanes ||
       problem.planes() >= kNarrowLimit / 32)
     return shape;
+  // What the kernel divides has to be small enough.
+  const auto narrow = [](const PoolAxis &axis) { return int64_t(axis.out) * axis.last_start() < kNarrowLimit; };
+  if (!narrow(slow) || !narrow(fast) || window_reach(slow) * fast.in >= kNarrowLimit / fast.in) return shape;
   int64_t warps = 0;
   int64_t columns = 0;
   do {
@@ -302,11 +310,10 @@ PoolSweepShape pool_sweep_shape(const PoolProblem &problem, size_t element_size,
   // are a multiple of sixteen bytes.
   int64_t open = ceil_div((2 * tuning.rows - 1) * int64_t(slow.last_start()), slow.out - 1) + window_reach(slow);
   while (open * fast.in % kTileColumns != 0) ++open;
-  const auto up = [](int64_t bytes) { return round_up(bytes, kBulkBytes); };
-  const int64_t ring = open * fast.in;
-  const int64_t stages_at = ring * int64_t(sizeof(float));
-  const int64_t gradients_at = up(tuning.rows * fast.out * int64_t(index_size) + kBulkBytes);
-  const int64_t stage_bytes = gradients_at + up(tuning.rows * fast.out * int64_t(element_size) + kBulkBytes);
+  const auto up = [](int64_t bytes) { return round_up(bytes, kBulkLine); };
+  const int64_t stages_at = up(open * fast.in * int64_t(sizeof(float)));
+  const int64_t gradients_at = up(tuning.rows * fast.out * int64_t(index_size) + kBulkLine);
+  const int64_t stage_bytes = gradients_at + up(tuning.rows * fast.out * int64_t(element_size) + kBulkLine);
   const int64_t rows_at = stages_at + tuning.stages * stage_bytes;
   const auto shared = [&](int64_t strip) {
     return rows_at + (windows_over_most(slow, strip) + tuning.rows) * int64_t(sizeof(PoolSweepRow));
@@ -314,16 +321,17 @@ PoolSweepShape pool_sweep_shape(const PoolProblem &problem, size_t element_size,
   constexpr int64_t kUsualStrip = 64;
   constexpr int64_t kAtOnce = 24;  // warps, as their registers allow
   const int64_t blocks = std::min<int64_t>(kAtOnce / warps, kProcessorShared / (shared(kUsualStrip) + 1024));
-  // Measured: with few blocks, 16-bit outputs are slower than in pool_runs.
-  if (blocks < (element_size == 2 ? 5 : 2)) return shape;
-  const int64_t strip = pool_strip(slow, open, problem.planes(), kMultiprocessors * blocks, kStripSlack);
+  if (blocks < 2) return shape;
+  // Measured: short strips are faster, though more rows are read twice.
+  constexpr int64_t kShortStripSlack = 8;
+  const int64_t strip = pool_strip(slow, open, problem.planes(), kMultiprocessors * blocks, kShortStripSlack);
   // Measured: where few blocks run, many warps are worth more than bytes that are ahead.
   constexpr int64_t kFewBlocks = 3 * kMultiprocessors;
   if (strip == 0 || problem.planes() * ceil_div(slow.in, strip) < kFewBlocks) return shape;
   shape.warps = int32_t(warps);
   shape.columns = int32_t(columns);
   shape.strip = int32_t(strip);
-  shape.ring = uint32_t(ring);
+  shape.open = uint32_t(open);
   shape.stages_at = uint32_t(stages_at);
   shape.gradients_at = uint32_t(gradients_at);
   shape.stage_bytes = uint32_t(stage_bytes);

@@ -80,12 +80,12 @@ struct PoolSlabsShape {
   size_t shared = 0;
 };
 PoolSlabsShape pool_slabs_shape(const PoolProblem &problem, size_t element_size);
-// How pool_sweep cuts the work of a problem that pool_runs takes; 0 warps where it can't.
+// How pool_sweep cuts the work; 0 warps where it can't.
 struct PoolSweepShape {
   int32_t warps = 0;
   int32_t columns = 0;
   int32_t strip = 0;
-  uint32_t ring = 0;
+  uint32_t open = 0;
   uint32_t stages_at = 0;
   uint32_t gradients_at = 0;
   uint32_t stage_bytes = 0;
@@ -431,10 +431,9 @@ bool launch_pool_sweep(const PoolBackward &call, Stream stream) {
     return reinterpret_cast<uintptr_t>(view.data) % kBulkBytes == 0 && bytes % kBulkBytes == 0;
   };
   const int64_t outs = problem.planes() * problem.out_plane();
-  if (!DeviceGuard::kernels_can_wait() || pool_runs_shape(problem, sizeof(T)).slots == 0 ||
-      !pool_row_major(problem, call.dy, false) || !pool_row_major(problem, call.indices, false) ||
-      !pool_row_major(problem, call.dx, true) || !whole(call.dy, outs * int64_t(sizeof(T))) ||
-      !whole(call.indices, outs * int64_t(sizeof(Index))))
+  if (!DeviceGuard::kernels_can_wait() || !pool_row_major(problem, call.dy, false) ||
+      !pool_row_major(problem, call.indices, false) || !pool_row_major(problem, call.dx, true) ||
+      !whole(call.dy, outs * int64_t(sizeof(T))) || !whole(call.indices, outs * int64_t(sizeof(Index))))
     return false;
   const PoolSweepShape shape = pool_sweep_shape(problem, sizeof(T), sizeof(Index));
   if (shape.warps == 0) return false;
@@ -448,16 +447,23 @@ bool launch_pool_sweep(const PoolBackward &call, Stream stream) {
   sweep.strip = shape.strip;
   sweep.strips = int32_t(ceil_div(axis[kSlow].in, shape.strip));
   sweep.columns = shape.columns;
-  sweep.ring = shape.ring;
+  sweep.open = shape.open;
+  sweep.ring = shape.open * uint32_t(axis[kFast].in) * uint32_t(sizeof(float));
   sweep.stages_at = shape.stages_at;
   sweep.gradients_at = shape.gradients_at;
   sweep.stage_bytes = shape.stage_bytes;
   sweep.rows_at = shape.rows_at;
-  sweep.row = ShortDivider(uint32_t(axis[kFast].in));
+  sweep.row = SmallDivider(uint32_t(axis[kFast].in));
   sweep.by_strips = Divider(uint32_t(sweep.strips));
+  sweep.by_open = Divider(sweep.open);
+  sweep.by_slow_steps = Divider(uint32_t(axis[kSlow].out - 1));
+  sweep.by_fast_steps = Divider(uint32_t(axis[kFast].out - 1));
   windows_over_parts(axis[kSlow], sweep.strip, sweep.strips, sweep.rows_over);
-  windows_over_parts(axis[kFast], sweep.columns, shape.warps, sweep.columns_over);
   constexpr SweepTuning kTuning = sweep_tuning(sizeof(T));
+  // All of a warp's outputs are in the row, even where some of them could name none of its columns.
+  for (int32_t warp = 0; warp < shape.warps; ++warp)
+    sweep.outputs_from[warp] =
+        std::min(windows_over(axis[kFast], warp * shape.columns).begin, axis[kFast].out - kTuning.vectors * kLanes);
   if constexpr (kTuning.vectors > 0) {
     const auto kernel = pool_sweep<T, Index, kTuning.vectors, kTuning.rows, kTuning.stages, kTuning.blocks>;
     allow_shared(kernel, shape.shared);

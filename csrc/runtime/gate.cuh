@@ -32,6 +32,9 @@ __device__ __forceinline__ void wait_for_copies() {
 
 // What the copy engine moves begins at a multiple of so many bytes, on both sides, and is one.
 constexpr uint32_t kBulkBytes = 16;
+// Both sides should lie alike within lines of so many bytes: else the second-level cache gets more than twice as many
+// requests.
+constexpr uint32_t kBulkLine = 128;
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 // A gate is a word in shared memory that opens when enough have arrived, and all bytes that were announced; time and
