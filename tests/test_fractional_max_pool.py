@@ -249,6 +249,8 @@ def test_layouts(backend: Backend, input_layout: str, output_layout: str) -> Non
         pytest.param((2, 66), (40, 126), (2, 2), (28, 88), id="2d, wide rows, many planes"),
         pytest.param((1, 7), (33, 104), (3, 2), (20, 93), id="2d, wide rows, ratio 0.9"),
         pytest.param((1, 4), (19, 70, 95), (2, 2, 2), (12, 50, 68), id="3d, wide rows"),
+        pytest.param((4, 66), (24, 8, 8), (2, 2, 2), (17, 6, 6), id="3d, many planes"),
+        pytest.param((2, 66), (48, 8, 9), (2, 2, 2), (34, 6, 7), id="3d, many long planes"),
     ],
 )
 def test_extents(backend: Backend, planes: tuple[int, int], shape: Extents, window: Extents, out: Extents) -> None:
@@ -525,6 +527,44 @@ def test_captured_graph_replays_with_another_offset() -> None:
 
 # ---------------------------------------------------------------------------------------------------
 # Backward.
+
+
+@pytest.mark.requires("torch.cuda")
+@pytest.mark.parametrize("captured", [False, True], ids=["eager", "captured"])
+def test_backwards_in_a_row_keep_their_order(captured: bool) -> None:
+    """Each reads what the one before wrote, and may be given its blocks before that one is done."""
+    torch = support.torch()
+    extents, planes = (14, 20, 28, 40), (4, 33)
+    gradients = [torch.randn(*planes, extent, extent, extent, device="cuda") for extent in extents]
+    calls = []
+    for (small, dy), (large, dx) in itertools.pairwise(zip(extents, gradients, strict=True)):
+        _, indices = bc.fractional_max_pool3d(torch.rand_like(dx), 2, small, seed=1, return_indices=True)
+        plan = bc.FractionalMaxPool3dBackwardPlan(
+            **fields(*planes, [large] * 3, (2, 2, 2), [small] * 3), dtype="float32", index_dtype="int64"
+        )
+        calls.append((plan, {"dy": dy, "indices": indices, "dx": dx}))
+    for plan, operands in calls:
+        plan.run(**operands)
+        torch.cuda.synchronize()
+    expected = support.from_torch(gradients[-1])
+
+    def work() -> None:
+        for dx in gradients[1:]:
+            dx.fill_(math.nan)
+        for plan, operands in calls:
+            plan.run(**operands)
+
+    if captured:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            work()
+        run = graph.replay
+    else:
+        run = work
+    for _ in range(10):
+        run()
+    torch.cuda.synchronize()
+    assert_same_bits(support.from_torch(gradients[-1]), expected)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

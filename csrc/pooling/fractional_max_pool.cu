@@ -205,14 +205,16 @@ PoolRunsShape pool_runs_shape(const PoolProblem &problem, size_t element_size) {
   const int64_t at_once = kMultiprocessors * std::min<int64_t>(tuning.blocks, kProcessorShared / (fixed + 2048));
   const int64_t strip = pool_strip(slow, slots, blocks_planes * bands, at_once, INT64_MAX);
   if (strip == 0) return shape;
+  shape.strip = int32_t(strip);
+  shape.strips = int32_t(ceil_div(slow.in, strip));
+  shape.band = int32_t(band);
+  shape.bands = int32_t(bands);
+  shape.groups = int32_t(groups);
+  shape.slots = int32_t(slots);
+  shape.slot_bytes = uint32_t(slot_bytes);
   shape.outputs_at = int32_t(round_up(windows_over_most(slow, strip) * int64_t(sizeof(PoolSpan)), 16));
   shape.sums_at = int32_t(shape.outputs_at + groups * group * int64_t(sizeof(PoolRunOutput)));
   shape.shared = size_t(shape.outputs_at + fixed);
-  shape.slots = int32_t(slots);
-  shape.strip = int32_t(strip);
-  shape.band = int32_t(band);
-  shape.groups = int32_t(groups);
-  shape.slot_bytes = int32_t(slot_bytes);
   return shape;
 }
 
@@ -238,7 +240,7 @@ PoolSlabsShape pool_slabs_shape(const PoolProblem &problem, size_t element_size)
     if (lanes_busy <= busy) continue;
     busy = lanes_busy;
     shape.outputs = outputs;
-    shape.lanes = int32_t(lanes);
+    shape.lanes = uint32_t(lanes);
   }
   if (3 * busy < 2 * kAllBusy) return shape;
   // With so many more slots than an output could name at once, a slice is written while the next one's are added.
@@ -261,27 +263,46 @@ PoolSlabsShape pool_slabs_shape(const PoolProblem &problem, size_t element_size)
     const int64_t gradients_at = up(rows * fast.out * int64_t(sizeof(int64_t))) + kBulkBytes;
     const int64_t stage_bytes = gradients_at + up(rows * fast.out * int64_t(element_size)) + 2 * kBulkBytes;
     const int64_t tables = up(fast.out * int64_t(sizeof(PoolSpan)) + rows * int64_t(sizeof(int32_t)));
-    const int64_t slices_bytes = windows_over_most(slow, strip) * int64_t(sizeof(PoolSlabSlice));
+    // Where all strips are as long as each other, all blocks begin together, and memory gives some of them twice what
+    // it gives others. So some of the slices are left for those that are done first. Where outputs are dense,
+    // instructions are what takes time, and each beginning of a strip costs more of them.
+    const int64_t share = strip / kSlabShare;
+    const int64_t long_strips = ceil_div(slow.in, strip);
+    const int64_t left = slow.in - long_strips * (strip - share);
+    const bool shares = element_size > 2 && 4 * slow.out <= 3 * slow.in && share >= reach && left >= share &&
+                        2 * long_strips <= kPoolMostStrips;
+    const int64_t long_strip = shares ? strip - share : strip;
+    const int64_t short_strip = shares ? ceil_div(left, left / share) : 0;
+    const int64_t short_strips = shares ? ceil_div(left, short_strip) : 0;
+    const int64_t slices_bytes = windows_over_most(slow, long_strip) * int64_t(sizeof(PoolSlabSlice));
     int64_t slots = reach + apart + 1;
     int64_t stages_at = 0;
     int64_t stages = 0;
-    while (stages < tuning.stages && slots > reach) {
+    while (stages < kFewestSlabStages && slots > reach) {
       --slots;
       stages_at = std::max(slots * slot_bytes, tables);
       stages = std::min<int64_t>((most_shared - stages_at - slices_bytes) / stage_bytes, kMostSlabStages);
     }
-    if (stages < 2) continue;
+    if (stages < kFewestSlabStages) continue;
     shape.threads = int32_t(threads);
-    shape.slots = int32_t(slots);
-    shape.strip = int32_t(strip);
     shape.band = int32_t(band);
-    shape.slot_bytes = int32_t(slot_bytes);
+    shape.bands = int32_t(ceil_div(middle.in, band));
+    shape.strip = int32_t(long_strip);
+    shape.long_strips = int32_t(long_strips);
+    shape.short_strip = int32_t(short_strip);
+    shape.strips = int32_t(long_strips + short_strips);
+    shape.slots = int32_t(slots);
+    shape.slot_bytes = uint32_t(slot_bytes);
     shape.stages = int32_t(stages);
-    shape.stage_bytes = int32_t(stage_bytes);
-    shape.gradients_at = int32_t(gradients_at);
+    shape.stage_bytes = uint32_t(stage_bytes);
+    shape.gradients_at = uint32_t(gradients_at);
     shape.stages_at = int32_t(stages_at);
     shape.slices_at = int32_t(stages_at + stages * stage_bytes);
-    shape.shared = size_t(shape.slices_at + slices_bytes);
+    // Multiprocessors that are free first are given as many of an early kernel's blocks as they have room for: no more
+    // than others are to have.
+    const int64_t each = ceil_div(blocks * shape.strips, kMultiprocessors);
+    const int64_t no_more = (kProcessorShared + 1024) / (each + 1) - 1024 + kBulkBytes;
+    shape.shared = size_t(std::max(shape.slices_at + slices_bytes, no_more));
     break;
   }
   return shape;

@@ -51,34 +51,7 @@ struct PoolPatchesShape {
   size_t shared = 0;
 };
 PoolPatchesShape pool_patches_shape(const PoolProblem &problem, size_t real_size);
-// How pool_runs cuts the work; 0 slots where it can't.
-struct PoolRunsShape {
-  int32_t slots = 0;
-  int32_t strip = 0;
-  int32_t band = 0;
-  int32_t groups = 0;
-  int32_t slot_bytes = 0;
-  int32_t outputs_at = 0;
-  int32_t sums_at = 0;
-  size_t shared = 0;
-};
 PoolRunsShape pool_runs_shape(const PoolProblem &problem, size_t element_size);
-// How pool_slabs cuts the work; 0 slots where it can't.
-struct PoolSlabsShape {
-  int32_t outputs = 0;  // of a lane in a row
-  int32_t lanes = 0;
-  int32_t threads = 0;
-  int32_t slots = 0;
-  int32_t strip = 0;
-  int32_t band = 0;
-  int32_t slot_bytes = 0;
-  int32_t stages = 0;
-  int32_t stage_bytes = 0;
-  int32_t gradients_at = 0;
-  int32_t stages_at = 0;
-  int32_t slices_at = 0;
-  size_t shared = 0;
-};
 PoolSlabsShape pool_slabs_shape(const PoolProblem &problem, size_t element_size);
 // How pool_sweep cuts the work; 0 warps where it can't.
 struct PoolSweepShape {
@@ -350,18 +323,10 @@ bool launch_pool_runs(const PoolBackward &call, Stream stream) {
   runs.dx = call.dx;
   runs.accumulate = call.accumulate;
   runs.aligned = pool_whole_packs<T>(problem, call.dx);
-  runs.strip = shape.strip;
-  runs.strips = int32_t(ceil_div(axis[kSlow].in, shape.strip));
-  runs.band = shape.band;
-  runs.bands = int32_t(ceil_div(axis[flat ? kFast : kMiddle].in, shape.band));
-  runs.groups = shape.groups;
-  runs.slots = shape.slots;
-  runs.slot_bytes = uint32_t(shape.slot_bytes);
-  runs.outputs_at = shape.outputs_at;
-  runs.sums_at = shape.sums_at;
+  runs.shape = shape;
   runs.slice = ShortDivider(uint32_t(axis[kMiddle].in) * uint32_t(axis[kFast].in));
   runs.row = ShortDivider(uint32_t(axis[kFast].in));
-  const Grid grid = {ceil_div(problem.planes(), kRunWarps) * runs.strips * runs.bands, kRunWarps * kLanes,
+  const Grid grid = {ceil_div(problem.planes(), kRunWarps) * shape.strips * shape.bands, kRunWarps * kLanes,
                      shape.shared};
   if (flat) {
     launch_pool_runs<T, Index, true>(runs, grid, stream);
@@ -371,10 +336,13 @@ bool launch_pool_runs(const PoolBackward &call, Stream stream) {
   return true;
 }
 
+// The windows over the cells of an axis from `begin` on, to before `end` or the axis' end.
+inline PoolRange windows_over(const PoolAxis &axis, int32_t begin, int32_t end) {
+  return {windows_over(axis, begin).begin, windows_over(axis, std::min(end, axis.in) - 1).end};
+}
 // The windows over each part of an axis that is cut into parts of so many cells.
 inline void windows_over_parts(const PoolAxis &axis, int32_t part, int32_t parts, PoolRange *ranges) {
-  for (int32_t t = 0; t < parts; ++t)
-    ranges[t] = {windows_over(axis, t * part).begin, windows_over(axis, std::min((t + 1) * part, axis.in) - 1).end};
+  for (int32_t t = 0; t < parts; ++t) ranges[t] = windows_over(axis, t * part, (t + 1) * part);
 }
 
 template <class T, class Index>
@@ -396,27 +364,20 @@ bool launch_pool_slabs(const PoolBackward &call, Stream stream) {
     slabs.dx = call.dx;
     slabs.accumulate = call.accumulate;
     slabs.aligned = pool_whole_packs<T>(problem, call.dx);
-    slabs.strip = shape.strip;
-    slabs.strips = int32_t(ceil_div(axis[kSlow].in, shape.strip));
-    slabs.band = shape.band;
-    slabs.bands = int32_t(ceil_div(axis[kMiddle].in, shape.band));
-    windows_over_parts(axis[kSlow], slabs.strip, slabs.strips, slabs.over_strip);
-    windows_over_parts(axis[kMiddle], slabs.band, slabs.bands, slabs.over_band);
-    slabs.lanes = uint32_t(shape.lanes);
-    slabs.slots = shape.slots;
-    slabs.slot_bytes = uint32_t(shape.slot_bytes);
-    slabs.stages = shape.stages;
-    slabs.stage_bytes = uint32_t(shape.stage_bytes);
-    slabs.gradients_at = uint32_t(shape.gradients_at);
-    slabs.stages_at = shape.stages_at;
-    slabs.slices_at = shape.slices_at;
+    slabs.shape = shape;
+    const int64_t blocks = problem.planes() * shape.bands;
+    slabs.long_blocks = uint32_t(blocks * shape.long_strips);
+    for (int32_t t = 0; t < shape.strips; ++t)
+      slabs.over_strip[t] = windows_over(axis[kSlow], shape.strip_begin(t), shape.strip_begin(t + 1));
+    for (int32_t t = 0; t < shape.bands; ++t)
+      slabs.over_band[t] = windows_over(axis[kMiddle], t * shape.band, (t + 1) * shape.band);
     slabs.slice = ShortDivider(uint32_t(axis[kMiddle].in) * uint32_t(axis[kFast].in));
     slabs.row = ShortDivider(uint32_t(axis[kFast].in));
     const auto kernel = shape.outputs == kSlabOutputs
                             ? pool_slabs<T, Index, kSlabOutputs, kSlabRows, kTuning.threads, kTuning.blocks>
                             : pool_slabs<T, Index, kSlabOutputs + 1, kSlabRows, kTuning.threads, kTuning.blocks>;
     allow_shared(kernel, shape.shared);
-    launch(kernel, Grid{problem.planes() * slabs.strips * slabs.bands, shape.threads, shape.shared}, stream, slabs);
+    launch(kernel, Grid{blocks * shape.strips, shape.threads, shape.shared, true}, stream, slabs);
     return true;
   } else {
     return false;

@@ -35,6 +35,21 @@ constexpr RunTuning run_tuning(bool flat, size_t element_size) {
   return {};
 }
 
+// How the work is cut; 0 slots where it can't be.
+struct PoolRunsShape {
+  int32_t strip = 0;
+  int32_t strips = 0;
+  int32_t band = 0;  // columns of a run in two dimensions, rows in three
+  int32_t bands = 0;
+  int32_t groups = 0;  // of `vectors` times 32 outputs, in a slice
+  int32_t slots = 0;
+  uint32_t slot_bytes = 0;
+  // Where the parts of shared memory begin.
+  int32_t outputs_at = 0;
+  int32_t sums_at = 0;
+  size_t shared = 0;
+};
+
 struct PoolRunsCall {
   PoolProblem problem;
   PoolView dy;
@@ -42,16 +57,7 @@ struct PoolRunsCall {
   PoolView dx;
   bool accumulate;
   bool aligned;  // four cells can be written at once
-  int32_t strip;
-  int32_t strips;
-  int32_t band;  // columns of a run in two dimensions, rows in three
-  int32_t bands;
-  int32_t groups;  // of `vectors` times 32 outputs, in a slice
-  int32_t slots;
-  uint32_t slot_bytes;
-  // Where the parts of shared memory begin.
-  int32_t outputs_at;
-  int32_t sums_at;
+  PoolRunsShape shape;
   ShortDivider slice;  // cells in a slice of x
   ShortDivider row;    // cells in a row of x
 };
@@ -129,15 +135,16 @@ __global__ void __launch_bounds__(kRunWarps *kLanes, kBlocks) pool_runs(const __
   constexpr int kThreads = kRunWarps * kLanes;
   constexpr bool kInPlace = kSets == 1;
   constexpr uint32_t kNone = ~0u;
+  const PoolRunsShape &shape = call.shape;
   const PoolAxis &slow = call.problem.axis[kSlow];
   const PoolAxis &middle = call.problem.axis[kMiddle];
   const PoolAxis &fast = call.problem.axis[kFast];
   uint32_t lane = threadIdx.x % kLanes;
   const uint32_t warp = threadIdx.x / kLanes;
-  const uint32_t ring_bytes = uint32_t(call.slots) * call.slot_bytes;
+  const uint32_t ring_bytes = uint32_t(shape.slots) * shape.slot_bytes;
   PoolSpan *const slow_span = reinterpret_cast<PoolSpan *>(shared);
-  PoolRunOutput *const outputs = reinterpret_cast<PoolRunOutput *>(shared + call.outputs_at);
-  char *const sums = shared + call.sums_at + warp * ring_bytes;
+  PoolRunOutput *const outputs = reinterpret_cast<PoolRunOutput *>(shared + shape.outputs_at);
+  char *const sums = shared + shape.sums_at + warp * ring_bytes;
 
   uint32_t rest = blockIdx.x;
   const auto next = [&](int32_t count) {
@@ -146,10 +153,10 @@ __global__ void __launch_bounds__(kRunWarps *kLanes, kBlocks) pool_runs(const __
     return int32_t(at);
   };
   const PoolAxis &banded = kFlat ? fast : middle;
-  const int32_t s0 = next(call.strips) * call.strip;
-  const int32_t s1 = min(s0 + call.strip, slow.in);
-  const int32_t b0 = next(call.bands) * call.band;
-  const int32_t b1 = min(b0 + call.band, banded.in);
+  const int32_t s0 = next(shape.strips) * shape.strip;
+  const int32_t s1 = min(s0 + shape.strip, slow.in);
+  const int32_t b0 = next(shape.bands) * shape.band;
+  const int32_t b1 = min(b0 + shape.band, banded.in);
   const int64_t plane = int64_t(rest) * kRunWarps + warp;
   const PoolRange over_slow = {windows_over(slow, s0).begin, windows_over(slow, s1 - 1).end};
   const PoolRange over_band = {windows_over(banded, b0).begin, windows_over(banded, b1 - 1).end};
@@ -162,7 +169,7 @@ __global__ void __launch_bounds__(kRunWarps *kLanes, kBlocks) pool_runs(const __
   const int32_t first_named = banded.earliest(over_band.begin) * band_cells;
   for (int32_t t = threadIdx.x; t < slices_count; t += kThreads)
     slow_span[t] = window_span(slow, over_slow.begin + t, s0, s1);
-  const int32_t table = call.groups * (kVectors * kLanes);
+  const int32_t table = shape.groups * (kVectors * kLanes);
   if constexpr (kFlat) {
     for (int32_t t = threadIdx.x; t < table; t += kThreads) {
       PoolSpan columns = {first_named, 0};
@@ -171,7 +178,7 @@ __global__ void __launch_bounds__(kRunWarps *kLanes, kBlocks) pool_runs(const __
     }
   } else {
     // First the spans of rows and of columns, where sums will lie: they take many instructions.
-    PoolSpan *const columns = reinterpret_cast<PoolSpan *>(shared + call.sums_at);
+    PoolSpan *const columns = reinterpret_cast<PoolSpan *>(shared + shape.sums_at);
     PoolSpan *const rows = columns + fast.out;
     for (int32_t t = threadIdx.x; t < fast.out; t += kThreads) columns[t] = window_span(fast, t, 0, fast.in);
     for (int32_t t = threadIdx.x; t < over_band.end - over_band.begin; t += kThreads)
@@ -214,7 +221,7 @@ __global__ void __launch_bounds__(kRunWarps *kLanes, kBlocks) pool_runs(const __
 #pragma unroll 1
     for (; done < until; ++done) {
       write_run(to, sums_at + head, cells, lane, call.aligned, call.accumulate);
-      head += call.slot_bytes;
+      head += shape.slot_bytes;
       if (head == ring_bytes) head = 0;
       to += call.dx.axis[kSlow];
     }
@@ -237,7 +244,7 @@ __global__ void __launch_bounds__(kRunWarps *kLanes, kBlocks) pool_runs(const __
   const auto next_group = [&]() {
     const int32_t skipped = kFlat ? 0 : ahead_group * (kVectors * kLanes);
     const Group group = {names + skipped, gives + skipped, ahead_slices > 0 ? count - int32_t(lane) - skipped : 0};
-    if (kFlat || ++ahead_group == call.groups) {
+    if (kFlat || ++ahead_group == shape.groups) {
       ahead_group = 0;
       --ahead_slices;
       names += call.indices.axis[kSlow];
@@ -296,7 +303,7 @@ __global__ void __launch_bounds__(kRunWarps *kLanes, kBlocks) pool_runs(const __
       }
       const uint32_t cell = left + output.offset - before;
       mine = mine & (column < output.columns) & (cell < cells);
-      const uint32_t at = head + s * call.slot_bytes + cell * uint32_t(sizeof(Real));
+      const uint32_t at = head + s * shape.slot_bytes + cell * uint32_t(sizeof(Real));
       place[e] = sums_at + min(at, at - ring_bytes);
       distance[e] = mine ? column : kNone;
       value[e] = real_of<T>(BitsOf<T>(set.gradient[e]));
@@ -320,13 +327,13 @@ __global__ void __launch_bounds__(kRunWarps *kLanes, kBlocks) pool_runs(const __
         __syncwarp();
       }
     }
-    if (!kFlat && ++at_group == call.groups) at_group = 0;
+    if (!kFlat && ++at_group == shape.groups) at_group = 0;
   };
 
   constexpr int kAhead = kInPlace ? kSets : kSets - 1;
 #pragma unroll
   for (int u = 0; u < kAhead; ++u) load(sets[u]);
-  const int32_t steps = slices_count * call.groups;
+  const int32_t steps = slices_count * shape.groups;
 #pragma unroll 1
   for (int32_t step = 0; step < steps; step += kSets) {
 #pragma unroll

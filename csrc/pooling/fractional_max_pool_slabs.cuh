@@ -25,19 +25,45 @@ namespace baracuda {
 struct SlabTuning {
   int threads = 0;  // of a block at most
   int blocks = 0;   // on a multiprocessor at least; registers and shared memory follow from it
-  int stages = 0;   // slices of outputs in shared memory, wanted before more slots
 };
-// No threads where other kernels are to be taken. Measured: 16 bits are bound by instructions, and wider ones by
-// memory.
+// No threads where other kernels are to be taken.
 constexpr SlabTuning slab_tuning(size_t element_size) {
-  if (element_size == 2) return {320, 2, 2};
-  if (element_size == 4) return {320, 2, 3};
+  if (element_size == 2 || element_size == 4) return {320, 2};
   return {};
 }
 constexpr int kSlabOutputs = 3;  // of a lane in a row, or one more
 constexpr int kSlabRows = 3;     // of a team; the argument above needs two
+constexpr int kSlabShare = 8;    // of the slices, one in so many is left for short strips
+constexpr int kFewestSlabStages = 2;
 constexpr int kMostSlabStages = 4;
 constexpr uint32_t kNoPlace = ~0u;
+
+// How the work is cut; 0 slots where it can't be.
+struct PoolSlabsShape {
+  int32_t outputs = 0;  // of a lane in a row
+  uint32_t lanes = 0;   // of a team
+  int32_t threads = 0;
+  int32_t band = 0;  // rows
+  int32_t bands = 0;
+  // Blocks are given out in the order of their numbers, those of short strips last, to whoever is done first.
+  int32_t strip = 0;  // slices
+  int32_t long_strips = 0;
+  int32_t short_strip = 0;
+  int32_t strips = 0;
+  int32_t slots = 0;
+  uint32_t slot_bytes = 0;
+  int32_t stages = 0;
+  uint32_t stage_bytes = 0;
+  uint32_t gradients_at = 0;  // in a stage
+  // Where the parts of shared memory begin.
+  int32_t stages_at = 0;
+  int32_t slices_at = 0;
+  size_t shared = 0;
+
+  BARACUDA_HD int32_t strip_begin(int32_t at) const {
+    return at < long_strips ? at * strip : long_strips * strip + (at - long_strips) * short_strip;
+  }
+};
 
 struct PoolSlabsCall {
   PoolProblem problem;
@@ -46,22 +72,11 @@ struct PoolSlabsCall {
   PoolView dx;
   bool accumulate;
   bool aligned;  // four cells can be written at once
-  int32_t strip;
-  int32_t strips;
-  int32_t band;  // rows
-  int32_t bands;
+  PoolSlabsShape shape;
+  uint32_t long_blocks;
   // The outputs that could name a strip's slices, and a band's rows: many instructions for a block to work out.
   PoolRange over_strip[kPoolMostStrips];
   PoolRange over_band[kPoolMostStrips];
-  uint32_t lanes;  // of a team
-  int32_t slots;
-  uint32_t slot_bytes;
-  int32_t stages;
-  uint32_t stage_bytes;
-  uint32_t gradients_at;  // in a stage
-  // Where the parts of shared memory begin.
-  int32_t stages_at;
-  int32_t slices_at;
   ShortDivider slice;  // cells in a slice of x
   ShortDivider row;    // cells in a row of x
 };
@@ -131,11 +146,12 @@ __global__ void __launch_bounds__(kThreads, kBlocks) pool_slabs(const __grid_con
   const PoolAxis &slow = call.problem.axis[kSlow];
   const PoolAxis &middle = call.problem.axis[kMiddle];
   const PoolAxis &fast = call.problem.axis[kFast];
+  const PoolSlabsShape &shape = call.shape;
   const uint32_t threads = blockDim.x;
-  const uint32_t ring_bytes = uint32_t(call.slots) * call.slot_bytes;
+  const uint32_t ring_bytes = uint32_t(shape.slots) * shape.slot_bytes;
   char *const sums = shared;
-  std::byte *const stages = reinterpret_cast<std::byte *>(shared + call.stages_at);
-  PoolSlabSlice *const slices_of = reinterpret_cast<PoolSlabSlice *>(shared + call.slices_at);
+  std::byte *const stages = reinterpret_cast<std::byte *>(shared + shape.stages_at);
+  PoolSlabSlice *const slices_of = reinterpret_cast<PoolSlabSlice *>(shared + shape.slices_at);
 
   uint32_t rest = blockIdx.x;
   const auto next = [&](int32_t count) {
@@ -143,13 +159,15 @@ __global__ void __launch_bounds__(kThreads, kBlocks) pool_slabs(const __grid_con
     rest /= uint32_t(count);
     return int32_t(at);
   };
-  const int32_t band = next(call.bands);
-  const int32_t strip = next(call.strips);
+  const bool is_long = rest < call.long_blocks;
+  if (!is_long) rest -= call.long_blocks;
+  const int32_t band = next(shape.bands);
+  const int32_t strip = is_long ? next(shape.long_strips) : shape.long_strips + next(shape.strips - shape.long_strips);
   const int64_t plane = rest;
-  const int32_t b0 = band * call.band;
-  const int32_t b1 = min(b0 + call.band, middle.in);
-  const int32_t s0 = strip * call.strip;
-  const int32_t s1 = min(s0 + call.strip, slow.in);
+  const int32_t b0 = band * shape.band;
+  const int32_t b1 = min(b0 + shape.band, middle.in);
+  const int32_t s0 = shape.strip_begin(strip);
+  const int32_t s1 = min(shape.strip_begin(strip + 1), slow.in);
   const PoolRange over_slow = call.over_strip[strip];
   const PoolRange over_band = call.over_band[band];
   const int32_t slices_count = max(over_slow.end - over_slow.begin, 0);
@@ -163,29 +181,28 @@ __global__ void __launch_bounds__(kThreads, kBlocks) pool_slabs(const __grid_con
   const auto load = [&](int32_t slice, int32_t stage) {
     const int64_t first = first_output + int64_t(slice) * slice_outputs;
     const int64_t all = call.problem.planes() * call.problem.out_plane();
-    std::byte *const to = stages + uint32_t(stage) * call.stage_bytes;
+    std::byte *const to = stages + uint32_t(stage) * shape.stage_bytes;
     uint64_t *const gate = &loaded[stage];
     const auto bring = [&](std::byte *part, const void *data, uint32_t size) {
       const std::byte *const from = static_cast<const std::byte *>(data);
       return load_around(part, from + first * size, rows * uint32_t(fast.out) * size, from + all * size, gate);
     };
     const uint32_t names = bring(to, call.indices, sizeof(Index));
-    const uint32_t gradients = bring(to + call.gradients_at, call.dy, sizeof(T));
+    const uint32_t gradients = bring(to + shape.gradients_at, call.dy, sizeof(T));
     arrive_and_announce(gate, names + gradients);
   };
   if (threadIdx.x == 0) {
-    for (int32_t t = 0; t < call.stages; ++t) set_gate(&loaded[t], 1);
+    for (int32_t t = 0; t < shape.stages; ++t) set_gate(&loaded[t], 1);
     show_copy_engine();
-    for (int32_t t = 0; t < min(call.stages, slices_count); ++t) load(t, t);
   }
 
   const uint32_t lane = threadIdx.x % kLanes;
-  const uint32_t team = lane / call.lanes;
-  const uint32_t team_lane = lane - team * call.lanes;
-  const uint32_t teams = kLanes / call.lanes;  // of a warp
+  const uint32_t team = lane / shape.lanes;
+  const uint32_t team_lane = lane - team * shape.lanes;
+  const uint32_t teams = kLanes / shape.lanes;  // of a warp
   const uint32_t first_row = (threadIdx.x / kLanes * teams + team) * kRows;
   const bool works = team < teams && first_row < rows;
-  const bool has_next = team_lane + 1 < call.lanes;
+  const bool has_next = team_lane + 1 < shape.lanes;
   const uint32_t lane_before = team_lane > 0 ? 1u << (lane - 1) : 0;
   // The first cell that an output could name in a slice is counted from the one of the band's first output. Columns
   // and rows from there on.
@@ -204,7 +221,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) pool_slabs(const __grid_con
       lows[t] = middle.earliest(over_band.begin + t) * fast.in - first_named;
     for (int32_t t = int32_t(threadIdx.x); t < slices_count; t += int32_t(threads)) {
       const PoolSpan span = window_span(slow, over_slow.begin + t, s0, s1);
-      slices_of[t] = {span.low, span.count, uint32_t(span.low - s0) % uint32_t(call.slots) * call.slot_bytes};
+      slices_of[t] = {span.low, span.count, uint32_t(span.low - s0) % uint32_t(shape.slots) * shape.slot_bytes};
     }
     __syncthreads();
 #pragma unroll
@@ -218,6 +235,11 @@ __global__ void __launch_bounds__(kThreads, kBlocks) pool_slabs(const __grid_con
       row_of[r] = works && first_row + r < rows ? uint32_t(lows[first_row + r]) : kNoPlace / 2;
     if (works && first_row > 0) late_below = uint32_t(lows[first_row - 1] + kRunReach * fast.in);
     __syncthreads();
+  }
+  wait_for_earlier_work();
+  let_next_kernel_start();
+  if (threadIdx.x == 0) {
+    for (int32_t t = 0; t < min(shape.stages, slices_count); ++t) load(t, t);
   }
   for (uint32_t t = threadIdx.x * 16; t < ring_bytes; t += threads * 16)
     *reinterpret_cast<uint4 *>(sums + t) = uint4{0, 0, 0, 0};
@@ -250,7 +272,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) pool_slabs(const __grid_con
           to[cell] = T(call.accumulate ? float(to[cell]) + sum : sum);
         }
       }
-      done_at += call.slot_bytes;
+      done_at += shape.slot_bytes;
       if (done_at == sums_at + ring_bytes) done_at = sums_at;
       to += call.dx.axis[kSlow];
     }
@@ -264,11 +286,11 @@ __global__ void __launch_bounds__(kThreads, kBlocks) pool_slabs(const __grid_con
   for (int32_t i = 0; i < slices_count; ++i) {
     const PoolSlabSlice slices = slices_of[i];
     const int64_t slice_base = origin + uint32_t(slices.low) * call.slice.divisor;
-    const uint32_t stage_at = stages_at + uint32_t(stage) * call.stage_bytes;
+    const uint32_t stage_at = stages_at + uint32_t(stage) * shape.stage_bytes;
     uint32_t names_at =
         stage_at + first_low * uint32_t(sizeof(Index)) % kBulkBytes + lane_output * uint32_t(sizeof(Index));
-    uint32_t gradients_at =
-        stage_at + call.gradients_at + first_low * uint32_t(sizeof(T)) % kBulkBytes + lane_output * uint32_t(sizeof(T));
+    uint32_t gradients_at = stage_at + shape.gradients_at + first_low * uint32_t(sizeof(T)) % kBulkBytes +
+                            lane_output * uint32_t(sizeof(T));
     first_low += slice_outputs;
     uint32_t place[kRows][kOutputs];
     uint32_t late[kLateRows][kOutputs];
@@ -306,7 +328,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) pool_slabs(const __grid_con
         bool mine = s < slices.count;
         if (sizeof(Index) > 4) mine = mine & (uint32_t(relative >> 16 >> 16) == 0);
         mine = mine & (m < kRunReach) & (column < columns_of[e]) & (cell < cells);
-        const uint32_t at = slices.head + s * call.slot_bytes + cell * uint32_t(sizeof(Real));
+        const uint32_t at = slices.head + s * shape.slot_bytes + cell * uint32_t(sizeof(Real));
         const uint32_t wrapped = sums_at + min(at, at - ring_bytes);
         place[r][e] = mine ? wrapped : kNoPlace;
         value[r][e] = real_of<T>(gradient[e]);
@@ -350,13 +372,13 @@ __global__ void __launch_bounds__(kThreads, kBlocks) pool_slabs(const __grid_con
     };
     __syncthreads();
     // All of the slices before are added, and all have looked at this stage.
-    if (threadIdx.x == 0 && i + call.stages < slices_count) load(i + call.stages, stage);
-    if (++stage == call.stages) {
+    if (threadIdx.x == 0 && i + shape.stages < slices_count) load(i + shape.stages, stage);
+    if (++stage == shape.stages) {
       stage = 0;
       parity ^= 1;
     }
     // Where there are slots enough, others may already add to those behind.
-    const bool waits = slices.low - done + int32_t(slices.count) > call.slots;
+    const bool waits = slices.low - done + int32_t(slices.count) > shape.slots;
     write_slices(slices.low);
     if (waits) __syncthreads();
 #pragma unroll
