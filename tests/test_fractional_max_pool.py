@@ -827,7 +827,10 @@ def test_function_form_refusals() -> None:
         ({"output_size": 3, "seed": 1, "random_samples": samples}, "got both"),
         ({"seed": 1}, "one of output_size and output_ratio"),
         ({"output_size": 3, "output_ratio": 0.5, "seed": 1}, "one of output_size and output_ratio"),
-        ({"output_size": (3, 3, 3), "seed": 1}, "output_size: expected one number or 2"),
+        ({"output_size": (3, 3, 3), "seed": 1}, "output_size: expected one number or 2, got 3"),
+        ({"output_size": 2.5, "seed": 1}, "output_size: expected an integer, got 2.5"),
+        ({"output_size": object, "seed": 1}, "output_size: expected one number or 2, got <class"),
+        ({"output_size": 3, "seed": 1.5}, "fractional_max_pool2d: seed: expected an integer, got 1.5"),
         ({"output_size": 3, "random_samples": np.zeros((1, 3, 2), np.float32)}, "random_samples: expected shape"),
         ({"output_size": 3, "random_samples": np.zeros((1, 2, 2), np.int32)}, "random_samples: expected dtype"),
     ):

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from baracuda._arguments import integer
 from baracuda.errors import InvalidProblemError
 
 __all__ = ["KernelSku", "Operand", "PlanCost", "PlanPreference", "PrecisionGuarantee"]
@@ -26,10 +27,15 @@ class PlanPreference:
     max_workspace: int | None = None
 
     def __post_init__(self) -> None:
-        if self.max_workspace is not None and not 0 <= self.max_workspace < 2**63:
+        if not isinstance(self.deterministic, bool):
             raise InvalidProblemError(
-                f"PlanPreference: max_workspace: expected a number of bytes, got {self.max_workspace}"
+                f"PlanPreference: deterministic: expected True or False, got {self.deterministic!r}"
             )
+        if not isinstance(self.backend, str | None):
+            raise InvalidProblemError(f"PlanPreference: backend: expected a name or None, got {self.backend!r}")
+        where = "PlanPreference: max_workspace"
+        if self.max_workspace is not None and not 0 <= integer(self.max_workspace, where) < 2**63:
+            raise InvalidProblemError(f"{where}: expected a number of bytes, got {self.max_workspace}")
 
 
 @dataclass(frozen=True, kw_only=True)
