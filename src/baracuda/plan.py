@@ -64,8 +64,8 @@ class KernelSku:
         op: the operator, such as ``"write_slice"``.
         dtype: the dtype of the operands.
         aux_dtype: the dtype of indices or other second operands, or None.
-        layout: None until an operator has one.
-        epilogue: None until an operator has one.
+        layout: the only layout of operands that the kernel takes, or None.
+        epilogue: what it does to results before it stores them, or None.
         arch: what runs: ``"sm_90"``, ``"cpu"``.
         backend: ``"bespoke"``, ``"cub"``, ``"memcpy"``, ``"cpu"`` or a library's name.
         precision_guarantee: see :class:`PrecisionGuarantee`.
