@@ -839,6 +839,8 @@ def test_function_form_refusals() -> None:
     with pytest.raises(bc.InvalidProblemError, match=r"x: expected shape \(\[n,\] c, h, w\)"):
         bc.fractional_max_pool2d(x[0, 0], 2, 3, seed=1)
     y, indices = bc.fractional_max_pool2d(x, 2, 3, seed=1, return_indices=True)
+    with pytest.raises(bc.InvalidProblemError, match=r"out: expected \(y, indices\), got ndarray"):
+        bc.fractional_max_pool2d(x, 2, 3, seed=1, return_indices=True, out=y)
     with pytest.raises(bc.InvalidProblemError, match="input_shape"):
         bc.fractional_max_pool2d_backward(y, indices, (2, 2, 8, 8), 2)
     with pytest.raises(bc.InvalidProblemError, match="expected out"):

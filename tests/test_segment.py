@@ -607,6 +607,9 @@ def test_refused_calls() -> None:
         "segment_min: out: expected .output, arg., got 3 entries": lambda: bc.segment_min(
             data, ids, 2, return_arg=True, out=(data, ids, ids)
         ),
+        "segment_max: out: expected .output, arg., got ndarray": lambda: bc.segment_max(
+            data, ids, 2, return_arg=True, out=data
+        ),
         "offsets: expected 0 to 4, got 5 at 1": lambda: bc.segment_sum(data, offsets=np.array([0, 5]), check_data=True),
     }.items():
         with pytest.raises(bc.InvalidProblemError, match=message):

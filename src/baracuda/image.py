@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from baracuda import _core
-from baracuda._arguments import integer, integers, per_axis
+from baracuda._arguments import integer, integers, per_axis, several
 from baracuda._base import Descriptor, Plan, cached_plan
 from baracuda._outputs import first_of, new_output, returned, stacked_boxes
 from baracuda.errors import InvalidProblemError
@@ -425,7 +425,7 @@ def roi_pool(
         if return_argmax:
             argmax = new_output(input, out_shape, plan.operands[-1].dtype, device, stream)
     else:
-        output, argmax = out if return_argmax else (out, None)
+        output, argmax = several(out, ("y", "argmax"), where) if return_argmax else (out, None)
     extra = {"argmax": argmax} if return_argmax else {}
     plan.run(input=input, rois=boxes, output=output, **extra, stream=stream)
     return (returned(output, input), returned(argmax, input)) if return_argmax else returned(output, input)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from baracuda import _core
-from baracuda._arguments import integer, integers, per_axis
+from baracuda._arguments import integer, integers, per_axis, several
 from baracuda._base import Descriptor, Plan, cached_plan
 from baracuda._outputs import new_output, returned, scalar_operand
 from baracuda.errors import InvalidProblemError
@@ -502,7 +502,7 @@ def _forward(
         y = new_output(x, out_shape, dtype, device, stream)
         indices = new_output(x, out_shape, _dtype_of(plan, "indices"), device, stream) if return_indices else None
     elif return_indices:
-        y, indices = out
+        y, indices = several(out, ("y", "indices"), where)
     else:
         y, indices = out, None
     operands = {"y": _with_batch(y, rank)}

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from baracuda import _core
-from baracuda._arguments import integer
+from baracuda._arguments import integer, segments_of_offsets, several
 from baracuda._base import Descriptor, Plan, cached_plan
 from baracuda._outputs import new_output, returned
 from baracuda.errors import InvalidProblemError
@@ -655,11 +655,7 @@ def _forward(
     _check_rank(f"{where}: data", data, shape)
     ids, indices, count, index_dtype = _groups(where, segment_ids, offsets, is_sorted)
     if ids == "offsets":
-        if num_segments is not None and integer(num_segments, f"{where}: num_segments") != count - 1:
-            raise InvalidProblemError(
-                f"{where}: num_segments: expected {count - 1} for {count} offsets, got {num_segments}"
-            )
-        segments = count - 1
+        segments = segments_of_offsets(count, num_segments, where)
     elif num_segments is None:
         segments = _highest(indices) + 1
     else:
@@ -689,9 +685,7 @@ def _forward(
         )
         operands = dict(zip(names, written, strict=True))
     else:
-        written = tuple(out) if return_arg else (out,)
-        if len(written) != len(names):
-            raise InvalidProblemError(f"{where}: out: expected (output, arg), got {len(written)} entries")
+        written = several(out, names, where) if return_arg else (out,)
         operands = {name: _written(one, out_shape, where) for name, one in zip(names, written, strict=True)}
     operands[_OPERAND[ids]] = indices
     plan.run(input=_matrix(data, shape), stream=stream, **operands)
