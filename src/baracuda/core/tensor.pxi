@@ -248,7 +248,8 @@ cdef Tensor new_tensor(tuple shape, str dtype, DLDevice device, uintptr_t stream
 def empty(shape, dtype, device="cuda", stream=None):
     """A tensor with undefined elements; see :func:`baracuda.empty`."""
     extents = tuple(shape) if hasattr(shape, "__iter__") else (shape,)
-    return new_tensor(tuple([to_int64(extent, "empty: shape") for extent in extents]), _dtypes.canonical(dtype), parse_device(device, "empty"),
+    extents = tuple([to_int64(extent, "empty: shape") for extent in extents])
+    return new_tensor(extents, _dtypes.canonical(dtype), parse_device(device, "empty"),
                       0 if stream is None else stream_handle(stream), stream)
 
 
