@@ -25,7 +25,7 @@ import hypothesis
 import pytest
 import support
 
-pytest.register_assert_rewrite("segment_problems")
+pytest.register_assert_rewrite("scan_problems", "segment_problems")
 
 # JAX would take three quarters of the GPU at its first use.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,6 +16,7 @@ NON_BLOCKING = 1
 NOT_READY = 600
 #: Of stream capture. The strictest: no thread may do what could disturb a capture.
 GLOBAL = 0
+KERNEL_NODE = 0
 
 
 @functools.cache
@@ -112,6 +114,31 @@ def prepare() -> None:
     _scratch()
 
 
+class _KernelNode(ctypes.Structure):
+    """CUDA_KERNEL_NODE_PARAMS_v2."""
+
+    _fields_ = [
+        ("function", ctypes.c_void_p),
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared_bytes", ctypes.c_uint),
+        ("parameters", ctypes.c_void_p),
+        ("extra", ctypes.c_void_p),
+        ("kernel", ctypes.c_void_p),
+        ("context", ctypes.c_void_p),
+    ]
+
+
+def plain_name(mangled: str) -> str:
+    """A kernel's own name, without its namespaces and template arguments."""
+    rest = mangled.removeprefix("_Z").removeprefix("N")
+    name = rest
+    while length := re.match(r"\d+", rest):
+        end = length.end() + int(length[0])
+        name, rest = rest[length.end() : end], rest[end:]
+    return name
+
+
 class Graph:
     """What was captured, ready to be launched."""
 
@@ -124,6 +151,27 @@ class Graph:
         count = ctypes.c_size_t()
         call("cuGraphGetNodes", self.graph, None, ctypes.byref(count))
         return count.value
+
+    @property
+    def kernels(self) -> list[str]:
+        """The names of what is launched, in no order."""
+        count = ctypes.c_size_t(self.nodes)
+        nodes = (ctypes.c_void_p * count.value)()
+        call("cuGraphGetNodes", self.graph, nodes, ctypes.byref(count))
+        names = []
+        for handle in nodes:
+            node, kind = ctypes.c_void_p(handle), ctypes.c_int()
+            call("cuGraphNodeGetType", node, ctypes.byref(kind))
+            if kind.value != KERNEL_NODE:
+                continue
+            launched, name = _KernelNode(), ctypes.c_char_p()
+            call("cuGraphKernelNodeGetParams_v2", node, ctypes.byref(launched))
+            if launched.function:
+                call("cuFuncGetName", ctypes.byref(name), ctypes.c_void_p(launched.function))
+            else:
+                call("cuKernelGetName", ctypes.byref(name), ctypes.c_void_p(launched.kernel))
+            names.append(plain_name((name.value or b"").decode()))
+        return names
 
     def launch(self, stream: Stream) -> None:
         call("cuGraphLaunch", self.executable, ctypes.c_void_p(stream.handle))

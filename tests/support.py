@@ -89,6 +89,18 @@ def _gpu() -> str | None:
     return bc.cuda_unavailable_reason()
 
 
+def _kernel_arch() -> str:
+    """Of the kernels' machine code on the GPU: "sm_90"."""
+    return bc.WriteSlicePlan(dest_shape=(1,), ranges=((0, 1),), dtype="int8", device="cuda").sku.arch
+
+
+def _sm_90() -> str | None:
+    if reason := _gpu():
+        return reason
+    arch = _kernel_arch()
+    return None if int(arch.removeprefix("sm_")) >= 90 else f"kernels for sm_90 or newer are needed, these are {arch}"
+
+
 def _gpus() -> str | None:
     count = bc.cuda_device_count()
     return None if count > 1 else _gpu() or "two GPUs are needed, this machine has one"
@@ -123,6 +135,7 @@ def _cuda_core() -> str | None:
 REQUIREMENTS: dict[str, Callable[[], str | None]] = {
     "gpu": _gpu,
     "gpus": _gpus,
+    "sm_90": _sm_90,
     "torch": functools.partial(_module, "torch"),
     "torch.cuda": _torch_cuda,
     "torchvision": functools.partial(_module, "torchvision"),
@@ -172,8 +185,7 @@ def jax() -> ModuleType:
 def device_lines() -> Iterator[str]:
     yield "cpu"
     if bc.cuda_device_count():
-        plan = bc.WriteSlicePlan(dest_shape=(1,), ranges=((0, 1),), dtype="int8", device="cuda")
-        yield f"{bc.cuda_device_count()} × cuda ({plan.sku.arch})"
+        yield f"{bc.cuda_device_count()} × cuda ({_kernel_arch()})"
 
 
 def witness_lines() -> Iterator[str]:

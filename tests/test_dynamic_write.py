@@ -547,6 +547,8 @@ def test_refused_operands() -> None:
     dest, source = np.zeros((4, 5), np.float32), np.ones((2, 2), np.float32)
     with pytest.raises(bc.InvalidProblemError, match="starts: expected shape"):
         plan.run(dest=dest, source=source, starts=np.zeros(3, np.int32))
+    with pytest.raises(bc.InvalidProblemError, match=r"dynamic_update_slice: starts: expected integers, got \[0.5\]"):
+        bc.dynamic_update_slice(np.zeros(4, np.float32), np.zeros(2, np.float32), [0.5])
     with pytest.raises(bc.InvalidProblemError, match="starts: expected dtype int32, got int64"):
         plan.run(dest=dest, source=source, starts=np.zeros(2, np.int64))
     with pytest.raises(bc.InvalidProblemError, match="dest: shares memory with source"):

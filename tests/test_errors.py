@@ -101,12 +101,26 @@ def test_fields_are_those_of_the_descriptor(fields: dict[str, Any], message: str
     assert str(refused.value) == message
 
 
-@pytest.mark.parametrize("limit", [-1, 2**63])
-def test_a_limit_that_could_not_be_kept(limit: int) -> None:
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"max_workspace": -1}, "max_workspace: expected a number of bytes, got -1"),
+        ({"max_workspace": 2**63}, f"max_workspace: expected a number of bytes, got {2**63}"),
+        ({"max_workspace": "1 MB"}, "max_workspace: expected an integer, got '1 MB'"),
+        ({"deterministic": "no"}, "deterministic: expected True or False, got 'no'"),
+        ({"backend": 1}, "backend: expected a name or None, got 1"),
+    ],
+)
+def test_preferences_that_could_not_be_kept(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(bc.InvalidProblemError) as refused:
-        bc.PlanPreference(max_workspace=limit)
-    message = f"PlanPreference: max_workspace: expected a number of bytes, got {limit}"
-    check_error(refused.value, INVALID, message)
+        bc.PlanPreference(**fields)
+    check_error(refused.value, INVALID, f"PlanPreference: {message}")
+
+
+def test_a_preference_is_a_preference() -> None:
+    with pytest.raises(bc.InvalidProblemError) as refused:
+        bc.WriteSlicePlan(**PROBLEM, device="cpu", preference="fastest")
+    check_error(refused.value, INVALID, "WriteSlicePlan: preference: expected a PlanPreference, got str")
 
 
 def test_select_takes_its_own_descriptor() -> None:
@@ -621,6 +635,7 @@ def test_refused_streams(backend: support.Backend, stream: Any, message: str) ->
         (lambda d: bc.empty((1,) * 9, "int8", d), UNSUPPORTED, "empty: expected a rank of at most 8, got 9"),
         (lambda d: bc.empty((2, -3), "int8", d), INVALID, "empty: extent -3 of axis 1 is negative"),
         (lambda d: bc.empty((BIG, 2), "int8", d), INVALID, f"empty: ({BIG}, 2) has more bytes than an int64 can count"),
+        (lambda d: bc.empty((2, 1.5), "int8", d), INVALID, "empty: shape: expected an integer, got 1.5"),
         (lambda d: bc.empty(3, "int9", d), INVALID, "dtype: expected a dtype, got 'int9'"),
         (lambda d: bc.empty(3, "int8", "gpu"), INVALID, "empty: device must be 'cpu', 'cuda' or 'cuda:N', got 'gpu'"),
         (lambda d: bc.asarray(np.zeros((1,) * 9), d), UNSUPPORTED, "empty: expected a rank of at most 8, got 9"),
@@ -641,6 +656,7 @@ def test_refused_streams(backend: support.Backend, stream: Any, message: str) ->
         "rank",
         "extent",
         "size",
+        "no extent",
         "dtype",
         "device",
         "array rank",

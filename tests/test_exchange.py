@@ -433,6 +433,24 @@ def test_own_tensors_and_numpy(dtype: str) -> None:
     assert alive() is None
 
 
+def test_own_tensors_as_arrays(device: str) -> None:
+    tensor = bc.asarray([1, 2, 3], device)
+    if device != "cpu":
+        with pytest.raises(TypeError, match=r"method numpy\(\)"):
+            np.asarray(tensor)
+        return
+    view = np.asarray(tensor)
+    assert view.ctypes.data == tensor.data_ptr
+    for dtype, copy in ((np.int64, True), (np.float32, None)):
+        array = np.array(tensor, dtype, copy=copy)
+        assert (array.dtype, array.tolist()) == (dtype, [1, 2, 3])
+        assert array.ctypes.data != tensor.data_ptr
+    with pytest.raises(ValueError, match="without a copy"):
+        np.array(tensor, np.float32, copy=False)
+    with pytest.raises(TypeError, match="int4"):
+        np.asarray(bc.empty(3, "int4", "cpu"))
+
+
 def test_asarray_takes_what_numpy_takes() -> None:
     assert bc.asarray([[1, 2], [3, 4]], "cpu").numpy().tolist() == [[1, 2], [3, 4]]
     assert bc.asarray(3.5, "cpu").shape == ()

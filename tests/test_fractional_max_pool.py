@@ -194,14 +194,18 @@ def test_matches_the_reference(backend: Backend, problem: str, dtype: str, place
 @pytest.mark.sanitizer
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("layouts", [("row_major", "row_major"), ("channels_last", "channels_last")])
-@pytest.mark.parametrize("problem", PROBLEMS)
-def test_kernels_under_the_sanitizer(backend: Backend, problem: str, layouts: tuple[str, str], dtype: str) -> None:
+@pytest.mark.parametrize(
+    ("problem", "placement"), [*((problem, "even") for problem in PROBLEMS), ("3d patch", "torch")]
+)
+def test_kernels_under_the_sanitizer(
+    backend: Backend, problem: str, placement: str, layouts: tuple[str, str], dtype: str
+) -> None:
     (n, c), shape, window, out = PROBLEMS[problem]
     rng = np.random.default_rng(3)
     x = draw(rng, (n, c, *shape), dtype, specials=True)
     for index_dtype in ("int64", "int32"):
         samples = draw_samples(rng, n, c, len(shape))
-        check(backend, x, window, out, samples, layouts=layouts, index_dtype=index_dtype)
+        check(backend, x, window, out, samples, layouts=layouts, index_dtype=index_dtype, placement=placement)
 
 
 @pytest.mark.parametrize("output_layout", OUTPUT_LAYOUTS)
@@ -246,7 +250,9 @@ def test_layouts(backend: Backend, input_layout: str, output_layout: str) -> Non
         pytest.param((1, 1), (9, 9, 9), (3, 3, 3), (20, 21, 22), id="3d, more outputs than cells"),
         pytest.param((1, 2), (7, 100, 126), (2, 3, 2), (5, 69, 88), id="3d, several patches"),
         pytest.param((2, 2), (37, 253), (2, 2), (30, 179), id="2d, wide rows"),
-        pytest.param((2, 66), (40, 126), (2, 2), (28, 88), id="2d, wide rows, many planes"),
+        pytest.param(
+            (2, 66), (40, 126), (2, 2), (28, 88), id="2d, wide rows, many planes", marks=pytest.mark.sanitizer
+        ),
         pytest.param((1, 7), (33, 104), (3, 2), (20, 93), id="2d, wide rows, ratio 0.9"),
         pytest.param((1, 4), (19, 70, 95), (2, 2, 2), (12, 50, 68), id="3d, wide rows"),
         pytest.param((4, 66), (24, 8, 8), (2, 2, 2), (17, 6, 6), id="3d, many planes"),
@@ -610,37 +616,39 @@ def test_bad_indices_add_nothing(backend: Backend, index_dtype: str, rank: int, 
 @pytest.mark.parametrize("index_dtype", ["int32", "int64"])
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 @pytest.mark.parametrize(
-    ("shape", "out"),
+    ("channels", "shape", "out"),
     [
-        ((30, 13), (21, 9)),
-        ((30, 13, 17), (21, 9, 12)),
-        ((5, 50, 60), (4, 35, 42)),
-        ((6, 100, 128), (4, 70, 90)),
-        ((7, 33, 57), (5, 23, 40)),
-        ((20, 130), (14, 92)),
-        ((340, 260), (240, 184)),
-        ((400, 130), (280, 66)),
+        (9, (30, 13), (21, 9)),
+        (9, (30, 13, 17), (21, 9, 12)),
+        (9, (5, 50, 60), (4, 35, 42)),
+        (9, (6, 100, 128), (4, 70, 90)),
+        (9, (7, 33, 57), (5, 23, 40)),
+        (9, (20, 130), (14, 92)),
+        (9, (340, 260), (240, 184)),
+        (66, (40, 126), (28, 88)),
+        (9, (400, 130), (280, 66)),
     ],
 )
 def test_random_indices_agree_on_all_devices_and_paths(
-    backend: Backend, shape: Extents, out: Extents, dtype: str, index_dtype: str
+    backend: Backend, channels: int, shape: Extents, out: Extents, dtype: str, index_dtype: str
 ) -> None:
     rng = np.random.default_rng(12)
     window = (2,) * len(shape)
     cells = math.prod(shape)
-    indices = rng.integers(-3, 2 * 9 * cells + 3, (2, 9, *out)).astype(index_dtype)
+    indices = rng.integers(-3, 2 * channels * cells + 3, (2, channels, *out)).astype(index_dtype)
     # Many to one cell, and many near where they belong.
     indices[0] = (np.arange(math.prod(out)) * cells // math.prod(out)).reshape(out)
     # Any that the output could name for some samples, though not all for the same ones.
-    near = (9 + np.arange(4, 9)).reshape(5, *(1 for _ in out)) + np.zeros((5, *out), int)
+    near = (channels + np.arange(4, channels)).reshape(-1, *(1 for _ in out)) + np.zeros(out, int)
     for axis, (n, o) in enumerate(zip(shape, out, strict=True)):
         starts = (np.arange(o) * (n - 2) // (o - 1)).reshape([-1 if a == axis else 1 for a in range(len(out))])
         near = near * n + np.minimum(starts + rng.integers(0, 3, near.shape), n - 1)
     indices[1, 4:] = near
     dy = rng.standard_normal(indices.shape).astype(dtype)
     expected = backward(Backend("cpu"), dy, indices, shape, window)
-    for layout in ("row_major", "channels_last"):
-        assert_same_bits(backward(backend, dy, indices, shape, window, layouts=(layout, layout)), expected)
+    for layout, misalign in (("row_major", 0), ("row_major", 1), ("channels_last", 0)):
+        got = backward(backend, dy, indices, shape, window, layouts=(layout, layout), misalign=misalign)
+        assert_same_bits(got, expected)
 
 
 def test_backward_reaches_every_place_a_window_can_have(backend: Backend) -> None:
@@ -860,7 +868,10 @@ def test_function_form_refusals() -> None:
         ({"output_size": 3, "seed": 1, "random_samples": samples}, "got both"),
         ({"seed": 1}, "one of output_size and output_ratio"),
         ({"output_size": 3, "output_ratio": 0.5, "seed": 1}, "one of output_size and output_ratio"),
-        ({"output_size": (3, 3, 3), "seed": 1}, "output_size: expected one number or 2"),
+        ({"output_size": (3, 3, 3), "seed": 1}, "output_size: expected one number or 2, got 3"),
+        ({"output_size": 2.5, "seed": 1}, "output_size: expected an integer, got 2.5"),
+        ({"output_size": object, "seed": 1}, "output_size: expected one number or 2, got <class"),
+        ({"output_size": 3, "seed": 1.5}, "fractional_max_pool2d: seed: expected an integer, got 1.5"),
         ({"output_size": 3, "random_samples": np.zeros((1, 3, 2), np.float32)}, "random_samples: expected shape"),
         ({"output_size": 3, "random_samples": np.zeros((1, 2, 2), np.int32)}, "random_samples: expected dtype"),
     ):
@@ -869,6 +880,8 @@ def test_function_form_refusals() -> None:
     with pytest.raises(bc.InvalidProblemError, match=r"x: expected shape \(\[n,\] c, h, w\)"):
         bc.fractional_max_pool2d(x[0, 0], 2, 3, seed=1)
     y, indices = bc.fractional_max_pool2d(x, 2, 3, seed=1, return_indices=True)
+    with pytest.raises(bc.InvalidProblemError, match=r"out: expected \(y, indices\), got ndarray"):
+        bc.fractional_max_pool2d(x, 2, 3, seed=1, return_indices=True, out=y)
     with pytest.raises(bc.InvalidProblemError, match="input_shape"):
         bc.fractional_max_pool2d_backward(y, indices, (2, 2, 8, 8), 2)
     with pytest.raises(bc.InvalidProblemError, match="expected out"):

@@ -221,6 +221,8 @@ def test_errors_are_ours_and_come_early(device: str) -> None:
         bj.linear_recurrence(x, x[0])
     with pytest.raises(bc.InvalidProblemError, match=r"^segment_sum: num_segments: is missing"):
         bj.segment_sum(x, jnp.zeros(3, int))
+    with pytest.raises(bc.InvalidProblemError, match=r"^segment_sum: num_segments: expected 2 for 3 offsets, got 3"):
+        bj.segment_sum(x, offsets=jnp.zeros(3, int), num_segments=3)
 
 
 def test_compiled_programs_hold_no_address(device: str, tmp_path: Path) -> None:

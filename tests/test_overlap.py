@@ -20,8 +20,6 @@ import baracuda as bc
 BASE = 1 << 20
 DTYPE_NAMES = ("int4", "int8", "bfloat16", "float32", "complex64", "complex128")
 
-View = tuple[tuple[int, ...], tuple[int, ...]]
-
 
 def places(shape: tuple[int, ...], strides: tuple[int, ...], first: int, width: int) -> np.ndarray:
     """The half bytes of a view, element by element."""

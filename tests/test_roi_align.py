@@ -650,7 +650,7 @@ def test_function_form_refusals() -> None:
     rois = np.zeros((3, 5), np.float32)
     for arguments, sentence in (
         ((x[0], rois, 3), r"input: expected shape \(n, c, h, w\)"),
-        ((x, rois, (3, 3, 3)), "output_size: expected one number or two"),
+        ((x, rois, (3, 3, 3)), "output_size: expected one number or 2"),
         ((x, [rois], 3), r"boxes\[0\]: expected shape \(boxes, 4\)"),
         ((x, rois, 3, 1.0, -2), "sampling_ratio: expected at least 0"),
         ((x, rois.astype(np.int32), 3), "rois_dtype: expected float32 or float64, got int32"),

@@ -379,6 +379,8 @@ def test_function_form_refusals() -> None:
     x, rois = np.zeros((1, 2, 8, 8), np.float32), np.zeros((3, 5), np.float32)
     with pytest.raises(bc.InvalidProblemError, match=r"input: expected shape \(n, c, h, w\)"):
         bc.roi_pool(x[0], rois, 3)
+    with pytest.raises(bc.InvalidProblemError, match=r"out: expected \(y, argmax\), got 1 entries"):
+        bc.roi_pool(x, rois, 3, return_argmax=True, out=(x,))
     dy, argmax = np.zeros((3, 2, 4, 4), np.float32), np.zeros((3, 2, 4, 4), np.int32)
     with pytest.raises(bc.InvalidProblemError, match="argmax: expected shape"):
         bc.roi_pool_backward(dy, rois, argmax[:2], x.shape)

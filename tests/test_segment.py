@@ -548,7 +548,7 @@ def test_named_forms() -> None:
 @pytest.mark.parametrize(
     ("change", "error", "sentence"),
     [
-        ({"kind": "median"}, bc.InvalidProblemError, "kind: expected 'sum' or"),
+        ({"kind": "median"}, bc.InvalidProblemError, "kind: expected 'sum', 'mean', 'max', 'min' or 'prod'"),
         ({"num_inputs": -1}, bc.InvalidProblemError, "num_inputs, embedding_dim: extent -1 of axis 0"),
         ({"num_segments": -2}, bc.InvalidProblemError, "num_segments, embedding_dim: extent -2"),
         ({"dtype": "int16"}, bc.UnsupportedError, "dtype: expected float16, .* got int16"),
@@ -598,6 +598,17 @@ def test_refused_calls() -> None:
         "segment_max_backward: data: is missing, and so is arg": lambda: bc.segment_max_backward(data[:2], None, ids),
         "segment_ids: expected no lower than before, got 0 at 3": lambda: bc.segment_sum(
             data, ids, 2, sorted=True, check_data=True
+        ),
+        "segment_sum: num_segments: expected an integer, got 2.0": lambda: bc.segment_sum(data, ids, 2.0),
+        "num_inputs: expected 4 for 4 ids, got 5": lambda: bc.segment_sum_backward(data[:2], ids, num_inputs=5),
+        "segment_max_backward: data: expected at least one axis": lambda: bc.segment_max_backward(
+            data, data.sum(), ids
+        ),
+        "segment_min: out: expected .output, arg., got 3 entries": lambda: bc.segment_min(
+            data, ids, 2, return_arg=True, out=(data, ids, ids)
+        ),
+        "segment_max: out: expected .output, arg., got ndarray": lambda: bc.segment_max(
+            data, ids, 2, return_arg=True, out=data
         ),
         "offsets: expected 0 to 4, got 5 at 1": lambda: bc.segment_sum(data, offsets=np.array([0, 5]), check_data=True),
     }.items():

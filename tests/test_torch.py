@@ -495,8 +495,11 @@ def test_errors_are_ours(device: str) -> None:
     x = torch.zeros(3, device=device)
     with pytest.raises(bc.InvalidProblemError, match=r"^ScanPlan: axis"):
         bt.cumsum(x, 3)
+    ids = torch.zeros(3, dtype=torch.int64, device=device)
     with pytest.raises(bc.InvalidProblemError, match=r"^segment_sum: num_segments: is missing"):
-        bt.segment_sum(x, torch.zeros(3, dtype=torch.int64, device=device))
+        bt.segment_sum(x, ids)
+    with pytest.raises(bc.InvalidProblemError, match=r"^segment_sum: num_segments: expected 2 for 3 offsets, got 3"):
+        bt.segment_sum(x, offsets=ids, num_segments=3)
     with pytest.raises(bc.InvalidProblemError, match=r"^roi_align: boxes: expected \[R, 5\], got \(3, 4\)"):
         bt.roi_align(torch.zeros(1, 1, 4, 4, device=device), torch.zeros(3, 4, device=device), 2)
 

@@ -98,16 +98,11 @@ struct RoiAxis {
     if (next != 0) body(cell + 1, next);
   }
 
-  // Bins lie beside each other, so that the reaches of all add up to little more than the axis: the
-  // places from list_place(b) on for a bin's cells don't meet those of another bin, `gap` of them being free
-  // between two. All lie below list_places(cells, bins, gap).
-  BARACUDA_HD int32_t list_place(int32_t b, int32_t bins, int32_t first, int32_t gap) const {
-    return first + (kListSlack + gap) * (bin < 0 ? bins - 1 - b : b);
-  }
+  // As many cells as the reaches of all bins have at most: little more than the axis, since bins lie beside each other.
   // Neighbours share up to two cells, and rounding may move a position across a third.
-  static constexpr int32_t kListSlack = 3;
-  static constexpr int64_t list_places(int64_t cells, int64_t bins, int64_t gap) {
-    return cells + (kListSlack + gap) * bins;
+  static constexpr int64_t list_places(int64_t cells, int64_t bins) {
+    constexpr int64_t kShared = 3;
+    return cells + kShared * bins;
   }
 
  private:

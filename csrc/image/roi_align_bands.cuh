@@ -106,7 +106,7 @@ __global__ void __launch_bounds__(kListThreads) roi_align_bands(RoiAlignProblem 
 // Bins times tiles that they reach, at most.
 template <class Real>
 int64_t roi_band_places(int64_t cells, int64_t bins) {
-  return RoiAxis<Real>::list_places(cells, bins, 0) / kTileSide + 2 * bins;
+  return RoiAxis<Real>::list_places(cells, bins) / kTileSide + 2 * bins;
 }
 
 // Everything is left at NULL with a base of NULL.

@@ -92,7 +92,7 @@ constexpr int32_t kRecordStart = kRowsThreads * int32_t(kRoiVector);
 // The entries of an axis at most.
 template <class Real>
 int64_t roi_entries(const RoiAlignProblem &problem, int64_t cells, int64_t bins) {
-  const int64_t places = RoiAxis<Real>::list_places(cells, bins, 0);
+  const int64_t places = RoiAxis<Real>::list_places(cells, bins);
   return problem.sampling_ratio > 0 ? std::min(places, 2 * bins * problem.sampling_ratio) : places;
 }
 

@@ -482,9 +482,14 @@ const char *fractional_max_pool_path(const PoolProblem &problem, DLDataType dtyp
   return pool_rows_shape(problem, real_size(dtype), dtype.bits / 8).rows > 0 ? "rows" : "any";
 }
 
-const char *fractional_max_pool_backward_path(const PoolProblem &problem, DLDataType dtype) {
-  if (DeviceGuard::kernels_can_wait() && pool_slabs_shape(problem, dtype.bits / 8).slots > 0) return "slabs";
-  if (pool_runs_shape(problem, dtype.bits / 8).slots > 0) return "runs";
+const char *fractional_max_pool_backward_path(const PoolProblem &problem, DLDataType dtype, DLDataType index_dtype) {
+  const int size = dtype.bits / 8;
+  const int index_size = index_dtype.bits / 8;
+  if (DeviceGuard::kernels_can_wait() && pool_slabs_shape(problem, size).slots > 0) return "slabs";
+  const int64_t outs = problem.planes() * problem.out_plane();
+  const bool whole = outs * size % kBulkBytes == 0 && outs * index_size % kBulkBytes == 0;
+  if (DeviceGuard::kernels_can_wait() && whole && pool_sweep_shape(problem, size, index_size).warps > 0) return "sweep";
+  if (pool_runs_shape(problem, size).slots > 0) return "runs";
   if (pool_patches_shape(problem, real_size(dtype)).slots > 0) return "patches";
   return pool_tiles_shape(problem, real_size(dtype), dtype.bits / 8, true).slots > 0 ? "tiles" : "any";
 }

@@ -121,7 +121,7 @@ void fractional_max_pool_cuda(const PoolForward &call, Stream stream);
 void fractional_max_pool_backward_cuda(const PoolBackward &call, Stream stream);
 // The access paths of row-major operands.
 const char *fractional_max_pool_path(const PoolProblem &problem, DLDataType dtype);
-const char *fractional_max_pool_backward_path(const PoolProblem &problem, DLDataType dtype);
+const char *fractional_max_pool_backward_path(const PoolProblem &problem, DLDataType dtype, DLDataType index_dtype);
 // The architecture whose machine code runs: "sm_90".
 std::string fractional_max_pool_arch(const char *plan);
 

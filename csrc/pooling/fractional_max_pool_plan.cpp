@@ -237,7 +237,7 @@ class BackwardPlan : public PoolPlan {
     // Behind the SKU, whose architecture it depends on.
     path_ = "direct";
     if constexpr (kWithCuda)
-      if (device().is_cuda()) path_ = fractional_max_pool_backward_path(problem_, desc.dtype);
+      if (device().is_cuda()) path_ = fractional_max_pool_backward_path(problem_, desc.dtype, index_dtype_);
   }
 
  protected:

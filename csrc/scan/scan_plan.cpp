@@ -142,7 +142,7 @@ class ScanPlan final : public AxisPlan {
     check_problem(desc.kind, desc.shape, desc.axis, desc.dtype);
     check_ties(desc.ties);
     const bool accumulates = kind_ == BARACUDA_CUMSUM || kind_ == BARACUDA_CUMPROD;
-    const bool integral = !is_floating(dtype_);
+    const bool integral = dtype_.code == kDLInt || dtype_.code == kDLUInt || dtype_.code == kDLBool;
     DLDataType out = given(desc.out_dtype)     ? check_dtype("out_dtype", desc.out_dtype).dtype
                      : accumulates && integral ? kInt64
                                                : dtype_;

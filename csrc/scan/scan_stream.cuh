@@ -30,7 +30,6 @@ struct StreamShape {
   static constexpr int kItems = kWarp * kRun;
   static constexpr int kTile = kWarps * kItems;
   static constexpr int kRunBytes = kRun * kSize;
-  static constexpr int kShareBytes = kItems * kSize;
   static constexpr int kWorkers = kGroups * kWarps;
   static constexpr int kThreads = (kWorkers + 3) * kWarp;
   template <int k>

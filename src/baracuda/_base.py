@@ -79,6 +79,10 @@ class Plan(_core.PlanCore):
         return plan
 
     def _select(self, descriptor: Any, device: object, preference: PlanPreference | None) -> None:
+        if preference is not None and not isinstance(preference, PlanPreference):
+            raise InvalidProblemError(
+                f"{type(self).__name__}: preference: expected a PlanPreference, got {type(preference).__name__}"
+            )
         self.descriptor = descriptor
         self.preference = preference or _DEFAULT_PREFERENCE
         self._create(descriptor.operator, descriptor, str(device), self.preference)

@@ -106,7 +106,7 @@ def scalar_operand(like: Any, value: int, device: str, stream: Any) -> Any:
 
 def stacked_boxes(boxes: Sequence[Any], like: Any, device: str, stream: Any) -> Any:
     """[R, 5]: the boxes [L, 4] of each image below each other, with the image's number in front."""
-    namespace, _ = (np, None) if isinstance(like, np.ndarray) else _namespace(like)
+    namespace, place = _namespace(like)
     if namespace is None:
         # The library's own tensors have no arithmetic.
         rows = stacked_boxes([np.asarray(entry.numpy()) for entry in boxes], np.empty(0), device, stream)
@@ -114,7 +114,7 @@ def stacked_boxes(boxes: Sequence[Any], like: Any, device: str, stream: Any) -> 
         _core.upload(tensor, rows)
         return tensor
     if not boxes:
-        return namespace.zeros((0, 5), dtype=namespace.float32, **_place(namespace, like))
+        return namespace.zeros((0, 5), dtype=namespace.float32, device=place)
     return namespace.concat(
         [
             namespace.concat([namespace.full_like(entry[:, :1], image), entry], axis=1)
@@ -122,10 +122,6 @@ def stacked_boxes(boxes: Sequence[Any], like: Any, device: str, stream: Any) -> 
         ],
         axis=0,
     )
-
-
-def _place(namespace: Any, like: Any) -> dict[str, Any]:
-    return {} if namespace is np else {"device": _namespace(like)[1]}
 
 
 def _core_scalar(value: int, device: str, stream: Any) -> _core.Tensor:

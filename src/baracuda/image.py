@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-import numbers
-import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from baracuda import _core
+from baracuda._arguments import integer, integers, per_axis, several
 from baracuda._base import Descriptor, Plan, cached_plan
 from baracuda._outputs import first_of, new_output, returned, stacked_boxes
 from baracuda.errors import InvalidProblemError
@@ -414,7 +413,7 @@ def roi_pool(
     if len(shape) != 4:
         raise InvalidProblemError(f"{where}: input: expected shape (n, c, h, w), got {shape}")
     boxes, count, rois_dtype = _rois(boxes, input, device, stream, where)
-    pooled = _pair(output_size, f"{where}: output_size")
+    pooled = per_axis(output_size, 2, f"{where}: output_size")
     plan = cached_plan(
         RoiPoolPlan, device, preference, **_fields(shape, count, pooled, dtype, rois_dtype),
         spatial_scale=float(spatial_scale), index_dtype=index_dtype if return_argmax else None,
@@ -426,7 +425,7 @@ def roi_pool(
         if return_argmax:
             argmax = new_output(input, out_shape, plan.operands[-1].dtype, device, stream)
     else:
-        output, argmax = out if return_argmax else (out, None)
+        output, argmax = several(out, ("y", "argmax"), where) if return_argmax else (out, None)
     extra = {"argmax": argmax} if return_argmax else {}
     plan.run(input=input, rois=boxes, output=output, **extra, stream=stream)
     return (returned(output, input), returned(argmax, input)) if return_argmax else returned(output, input)
@@ -484,7 +483,7 @@ def roi_pool_backward(
 
 def _input_shape(shape: tuple[int, ...], input_shape: Sequence[int], where: str) -> tuple[int, ...]:
     """The given one, if it can be of the input to a gradient of this shape."""
-    input_shape = tuple(operator.index(extent) for extent in input_shape)
+    input_shape = integers(input_shape, f"{where}: input_shape")
     if len(shape) != 4:
         raise InvalidProblemError(f"{where}: grad: expected shape (rois, c, pooled_h, pooled_w), got {shape}")
     if len(input_shape) != 4 or input_shape[1] != shape[1]:
@@ -560,10 +559,10 @@ def roi_align(
     if len(shape) != 4:
         raise InvalidProblemError(f"{where}: input: expected shape (n, c, h, w), got {shape}")
     boxes, count, rois_dtype = _rois(boxes, input, device, stream, where)
-    pooled = _pair(output_size, f"{where}: output_size")
+    pooled = per_axis(output_size, 2, f"{where}: output_size")
     plan = cached_plan(
         RoiAlignPlan, device, preference, **_fields(shape, count, pooled, dtype, rois_dtype),
-        spatial_scale=float(spatial_scale), sampling_ratio=_sampling(sampling_ratio), aligned=aligned,
+        spatial_scale=float(spatial_scale), sampling_ratio=_sampling(sampling_ratio, where), aligned=aligned,
     )  # fmt: skip
     output = new_output(input, (count, shape[1], *pooled), dtype, device, stream) if out is None else out
     plan.run(input=input, rois=boxes, output=output, stream=stream)
@@ -611,13 +610,13 @@ def roi_align_backward(
     where = "roi_align_backward"
     shape, dtype, device = _core.describe(grad, f"{where}: grad")
     input_shape = _input_shape(shape, input_shape, where)
-    pooled = shape[2:] if output_size is None else _pair(output_size, f"{where}: output_size")
+    pooled = shape[2:] if output_size is None else per_axis(output_size, 2, f"{where}: output_size")
     if accumulate and out is None:
         raise InvalidProblemError(f"{where}: accumulate: expected out, to add to")
     boxes, count, rois_dtype = _rois(boxes, grad, device, stream, where)
     plan = cached_plan(
         RoiAlignBackwardPlan, device, preference, **_fields(input_shape, count, pooled, dtype, rois_dtype),
-        spatial_scale=float(spatial_scale), sampling_ratio=_sampling(sampling_ratio), aligned=aligned,
+        spatial_scale=float(spatial_scale), sampling_ratio=_sampling(sampling_ratio, where), aligned=aligned,
         accumulate=accumulate,
     )  # fmt: skip
     dinput = new_output(grad, input_shape, dtype, device, stream) if out is None else out
@@ -636,16 +635,9 @@ def _fields(shape: tuple[int, ...], count: int, pooled: tuple[int, ...], dtype: 
     }
 
 
-def _sampling(ratio: int) -> int:
-    ratio = operator.index(ratio)
+def _sampling(ratio: int, where: str) -> int:
+    ratio = integer(ratio, f"{where}: sampling_ratio")
     return 0 if ratio == -1 else ratio
-
-
-def _pair(value: Any, where: str) -> tuple[int, int]:
-    values = (value, value) if isinstance(value, numbers.Integral) else tuple(value)
-    if len(values) != 2:
-        raise InvalidProblemError(f"{where}: expected one number or two, got {len(values)}")
-    return operator.index(values[0]), operator.index(values[1])
 
 
 def _rois(boxes: Any, like: Any, device: str, stream: Any, where: str) -> tuple[Any, int, str]:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Integral
@@ -13,6 +12,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 import numpy as np
 
 from baracuda import _core
+from baracuda._arguments import integer, integers
 from baracuda._base import Descriptor, Plan, cached_plan
 from baracuda._outputs import new_output, returned
 from baracuda.errors import InvalidProblemError
@@ -123,7 +123,7 @@ def write_slice(
     """
     shape, own_dtype, device = _core.describe(dest, "write_slice: dest")
     if dest_shape is not None:
-        shape = tuple(operator.index(extent) for extent in dest_shape)
+        shape = integers(dest_shape, "write_slice: dest_shape")
     plan = cached_plan(
         WriteSlicePlan,
         device,
@@ -172,7 +172,8 @@ def _range(entry: Any, extent: int, axis: int) -> tuple[int, int]:
         raise InvalidProblemError(
             f"write_slice: ranges: expected (start, end) or a slice on axis {axis}, got {entry!r}"
         ) from None
-    return operator.index(start), operator.index(end)
+    where = f"write_slice: ranges: axis {axis}"
+    return integer(start, where), integer(end, where)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -362,7 +363,7 @@ def dynamic_update_slice_backward(
     """
     shape, dtype, device = _core.describe(grad, "dynamic_update_slice_backward: grad")
     starts, starts_shape, index_dtype = _starts(starts, device, stream, "dynamic_update_slice_backward")
-    block = tuple(operator.index(extent) for extent in block_shape)
+    block = integers(block_shape, "dynamic_update_slice_backward: block_shape")
     plan = cached_plan(
         DynamicWriteSliceBackwardPlan,
         device,
@@ -383,8 +384,10 @@ def dynamic_update_slice_backward(
 def _starts(starts: Any, device: str, stream: Any, where: str) -> tuple[Any, tuple[int, ...], str]:
     """Starts as a tensor on the device, their shape and dtype."""
     if isinstance(starts, (list, tuple)):
-        host = np.array(starts, np.int64)
-        starts = host
+        host = np.array(starts)
+        if host.size and host.dtype.kind not in "iu":
+            raise InvalidProblemError(f"{where}: starts: expected integers, got {starts!r}")
+        starts = host = host.astype(np.int64)
         if device != "cpu":
             starts = _core.empty(host.shape, "int64", device, stream)
             _core.upload(starts, host)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from baracuda._arguments import integer
 from baracuda.errors import InvalidProblemError
 
 __all__ = ["KernelSku", "Operand", "PlanCost", "PlanPreference", "PrecisionGuarantee"]
@@ -26,10 +27,15 @@ class PlanPreference:
     max_workspace: int | None = None
 
     def __post_init__(self) -> None:
-        if self.max_workspace is not None and not 0 <= self.max_workspace < 2**63:
+        if not isinstance(self.deterministic, bool):
             raise InvalidProblemError(
-                f"PlanPreference: max_workspace: expected a number of bytes, got {self.max_workspace}"
+                f"PlanPreference: deterministic: expected True or False, got {self.deterministic!r}"
             )
+        if not isinstance(self.backend, str | None):
+            raise InvalidProblemError(f"PlanPreference: backend: expected a name or None, got {self.backend!r}")
+        where = "PlanPreference: max_workspace"
+        if self.max_workspace is not None and not 0 <= integer(self.max_workspace, where) < 2**63:
+            raise InvalidProblemError(f"{where}: expected a number of bytes, got {self.max_workspace}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +64,8 @@ class KernelSku:
         op: the operator, such as ``"write_slice"``.
         dtype: the dtype of the operands.
         aux_dtype: the dtype of indices or other second operands, or None.
-        layout: None until an operator has one.
-        epilogue: None until an operator has one.
+        layout: the only layout of operands that the kernel takes, or None.
+        epilogue: what it does to results before it stores them, or None.
         arch: what runs: ``"sm_90"``, ``"cpu"``.
         backend: ``"bespoke"``, ``"cub"``, ``"memcpy"``, ``"cpu"`` or a library's name.
         precision_guarantee: see :class:`PrecisionGuarantee`.

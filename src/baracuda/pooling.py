@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 import numbers
-import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from baracuda import _core
+from baracuda._arguments import integer, integers, per_axis, several
 from baracuda._base import Descriptor, Plan, cached_plan
 from baracuda._outputs import new_output, returned, scalar_operand
 from baracuda.errors import InvalidProblemError
@@ -468,9 +468,9 @@ def _forward(
     if (output_size is None) == (output_ratio is None):
         raise InvalidProblemError(f"{where}: expected one of output_size and output_ratio")
     if output_size is not None:
-        outputs = _extents(output_size, rank, f"{where}: output_size")
+        outputs = per_axis(output_size, rank, f"{where}: output_size")
     else:
-        ratios = _ratios(output_ratio, rank, f"{where}: output_ratio")
+        ratios = per_axis(output_ratio, rank, f"{where}: output_ratio", _ratio)
         outputs = tuple(int(extent * ratio) for extent, ratio in zip(shape[-rank:], ratios, strict=True))
     if random_samples is None and seed is None:
         raise InvalidProblemError(f"{where}: expected random_samples or a seed; there is no default")
@@ -494,7 +494,7 @@ def _forward(
         index_base=index_base,
         index_dtype=index_dtype if return_indices else None,
         samples=seed is None,
-        seed=0 if seed is None else operator.index(seed),
+        seed=0 if seed is None else integer(seed, f"{where}: seed"),
         samples_dtype=samples_dtype,
     )
     out_shape = (*shape[:-rank], *outputs)
@@ -502,7 +502,7 @@ def _forward(
         y = new_output(x, out_shape, dtype, device, stream)
         indices = new_output(x, out_shape, _dtype_of(plan, "indices"), device, stream) if return_indices else None
     elif return_indices:
-        y, indices = out
+        y, indices = several(out, ("y", "indices"), where)
     else:
         y, indices = out, None
     operands = {"y": _with_batch(y, rank)}
@@ -541,7 +541,7 @@ def _backward(
     index_shape, index_dtype, _ = _core.describe(indices, f"{where}: indices")
     if index_shape != shape:
         raise InvalidProblemError(f"{where}: indices: expected shape {shape}, got {index_shape}")
-    input_shape = tuple(operator.index(extent) for extent in input_shape)
+    input_shape = integers(input_shape, f"{where}: input_shape")
     if len(input_shape) != len(shape) or input_shape[:-rank] != shape[:-rank]:
         raise InvalidProblemError(
             f"{where}: input_shape: expected {(*shape[:-rank], *axes)} for dy of shape {shape}, got {input_shape}"
@@ -579,25 +579,15 @@ def _leading(shape: tuple[int, ...], axes: tuple[str, ...], where: str) -> tuple
     return (1, shape[0]) if len(shape) == len(axes) + 1 else (shape[0], shape[1])
 
 
-def _extents(value: Any, rank: int, where: str) -> tuple[int, ...]:
-    values = (value,) * rank if isinstance(value, numbers.Integral) else tuple(value)
-    if len(values) != rank:
-        raise InvalidProblemError(f"{where}: expected one number or {rank}, got {len(values)}")
-    return tuple(operator.index(entry) for entry in values)
-
-
-def _ratios(value: Any, rank: int, where: str) -> tuple[float, ...]:
-    values = (float(value),) * rank if isinstance(value, numbers.Real) else tuple(map(float, value))
-    if len(values) != rank:
-        raise InvalidProblemError(f"{where}: expected one number or {rank}, got {len(values)}")
-    for ratio in values:
-        if not 0 < ratio < 1:
-            raise InvalidProblemError(f"{where}: expected numbers between 0 and 1, got {ratio}")
-    return values
+def _ratio(value: Any, where: str) -> float:
+    ratio = float(value)
+    if not 0 < ratio < 1:
+        raise InvalidProblemError(f"{where}: expected numbers between 0 and 1, got {ratio}")
+    return ratio
 
 
 def _windows(axes: tuple[str, ...], kernel_size: Any, where: str) -> dict[str, int]:
-    windows = _extents(kernel_size, len(axes), f"{where}: kernel_size")
+    windows = per_axis(kernel_size, len(axes), f"{where}: kernel_size")
     return {f"window_{axis}": window for axis, window in zip(axes, windows, strict=True)}
 
 
@@ -626,8 +616,6 @@ def _samples(samples: Any, expected: tuple[int, ...], unbatched: bool, dtype: st
 def _with_batch(tensor: Any, rank: int) -> Any:
     """A view with a batch axis; a tensor that can't be reshaped is passed on for the plan's sentence."""
     shape = getattr(tensor, "shape", None)
-    if shape is None or len(shape) != rank + 1:
+    if shape is None or len(shape) != rank + 1 or isinstance(tensor, _core.Tensor):
         return tensor
-    if isinstance(tensor, _core.Tensor):
-        return tensor.reshape((1, *shape)) if hasattr(tensor, "reshape") else tensor
     return tensor[None]

@@ -212,6 +212,8 @@ def _scan(
         index_dtype=None if index_dtype is None else canonical(index_dtype, f"{kind}: index_dtype"),
     )
     y = new_output(x, shape, plan.operands[1].dtype, device, stream) if out is None else out
+    if out_indices is not None and not indices:
+        raise InvalidProblemError(f"{kind}: out_indices: expected indices=True")
     if not indices:
         plan.run(x=x, y=y, stream=stream)
         return returned(y, x) if out is None else y

@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import math
-import operator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from baracuda import _core
+from baracuda._arguments import integer, segments_of_offsets, several
 from baracuda._base import Descriptor, Plan, cached_plan
 from baracuda._outputs import new_output, returned
 from baracuda.errors import InvalidProblemError
@@ -655,15 +655,11 @@ def _forward(
     _check_rank(f"{where}: data", data, shape)
     ids, indices, count, index_dtype = _groups(where, segment_ids, offsets, is_sorted)
     if ids == "offsets":
-        if num_segments is not None and operator.index(num_segments) != count - 1:
-            raise InvalidProblemError(
-                f"{where}: num_segments: expected {count - 1} for {count} offsets, got {num_segments}"
-            )
-        segments = count - 1
+        segments = segments_of_offsets(count, num_segments, where)
     elif num_segments is None:
         segments = _highest(indices) + 1
     else:
-        segments = operator.index(num_segments)
+        segments = integer(num_segments, f"{where}: num_segments")
     if check_data:
         _check(where, ids, indices, shape[0], segments)
     columns = math.prod(shape[1:])
@@ -689,7 +685,7 @@ def _forward(
         )
         operands = dict(zip(names, written, strict=True))
     else:
-        written = tuple(out) if return_arg else (out,)
+        written = several(out, names, where) if return_arg else (out,)
         operands = {name: _written(one, out_shape, where) for name, one in zip(names, written, strict=True)}
     operands[_OPERAND[ids]] = indices
     plan.run(input=_matrix(data, shape), stream=stream, **operands)
@@ -720,11 +716,15 @@ def _backward(
     if takes_data and data is None:
         raise InvalidProblemError(f"{where}: data: is missing{'' if kind == 'prod' else ', and so is arg'}")
     if data is not None:
-        rows = _core.describe(data, f"{where}: data")[0][0]
-    elif ids != "offsets":
-        rows = count
+        data_shape = _core.describe(data, f"{where}: data")[0]
+        _check_rank(f"{where}: data", data, data_shape)
+        rows = data_shape[0]
+    elif num_inputs is not None:
+        rows = integer(num_inputs, f"{where}: num_inputs")
+        if ids != "offsets" and rows != count:
+            raise InvalidProblemError(f"{where}: num_inputs: expected {count} for {count} ids, got {num_inputs}")
     else:
-        rows = _highest(indices) if num_inputs is None else operator.index(num_inputs)
+        rows = _highest(indices) if ids == "offsets" else count
     in_shape = (rows, *shape[1:])
     columns = math.prod(shape[1:])
     if check_data:
@@ -788,17 +788,17 @@ def _written(out: Any, shape: tuple[int, ...], where: str) -> Any:
     if len(shape) == 2 or tuple(getattr(out, "shape", ())) != shape or isinstance(out, _core.Tensor):
         return out
     matrix = (shape[0], math.prod(shape[1:]))
-    try:
-        if isinstance(out, np.ndarray):
-            return out.reshape(matrix, copy=False)
-        if hasattr(out, "data_ptr"):
-            return out.view(matrix)
-    except (ValueError, RuntimeError):
-        raise InvalidProblemError(f"{where}: out: {shape} can't be seen as {matrix} without a copy") from None
     seen = out.reshape(matrix)
-    if seen.__cuda_array_interface__["data"] != out.__cuda_array_interface__["data"]:
+    if _address(seen) != _address(out):
         raise InvalidProblemError(f"{where}: out: {shape} can't be seen as {matrix} without a copy")
     return seen
+
+
+def _address(array: Any) -> int:
+    if hasattr(array, "data_ptr"):
+        return int(array.data_ptr())
+    interface = array.__array_interface__ if isinstance(array, np.ndarray) else array.__cuda_array_interface__
+    return int(interface["data"][0])
 
 
 def _result(matrix: Any, like: Any, shape: tuple[int, ...]) -> Any:

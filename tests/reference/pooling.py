@@ -106,11 +106,6 @@ def forward(
     return y, indices
 
 
-def could_hold(n: int, k: int, o: int, i: int, cell: int, samples: Sequence[float], placement: str) -> bool:
-    """Whether window i lies over the cell for one of the samples."""
-    return any(0 <= cell - start(n, k, o, i, u, placement, np.float32) < k for u in samples)
-
-
 def backward(dy: Array, indices: Array, shape: Sequence[int], index_base: str, dx: Array | None = None) -> Array:
     """Sums in the order of the outputs, in float32 (float64 for float64), rounded once.
 

@@ -97,7 +97,8 @@ cdef object normal(const baracuda_field *field, object value, str where):
     if field.kind == BARACUDA_FIELD_CHOICE:
         choices = choices_of(field)
         if value not in choices:
-            expected = " or ".join([repr(choice) for choice in choices])
+            names = [repr(choice) for choice in choices]
+            expected = " or ".join([", ".join(names[:-1]), names[-1]])
             raise _errors.InvalidProblemError(f"{where}: expected {expected}, got {value!r}")
         return value
     if field.kind == BARACUDA_FIELD_BOOL:

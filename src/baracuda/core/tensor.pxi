@@ -116,6 +116,17 @@ cdef class Tensor:
         check(status)
         return host.view(dtype).reshape(shape)
 
+    def __array__(self, dtype=None, copy=None):
+        """For :func:`numpy.asarray`: a view. On CUDA an error, because :meth:`numpy` waits and copies."""
+        if self._device.device_type != kDLCPU or self._dtype.bits == 4:
+            raise TypeError(f"{self!r} is no NumPy array; its method numpy() makes one")
+        array = self.numpy()
+        if dtype is None or array.dtype == dtype:
+            return array.copy() if copy else array
+        if copy is False:
+            raise ValueError(f"{self!r} can't be an array of {np.dtype(dtype)} without a copy")
+        return array.astype(dtype)
+
     cdef int _use_on(self, uintptr_t stream, object owner) except -1:
         """Orders `stream` after what used the tensor so far and remembers it."""
         if stream != self._stream:
@@ -236,7 +247,8 @@ cdef Tensor new_tensor(tuple shape, str dtype, DLDevice device, uintptr_t stream
 
 def empty(shape, dtype, device="cuda", stream=None):
     """A tensor with undefined elements; see :func:`baracuda.empty`."""
-    extents = (_operator.index(shape),) if not hasattr(shape, "__iter__") else tuple(map(_operator.index, shape))
+    extents = tuple(shape) if hasattr(shape, "__iter__") else (shape,)
+    extents = tuple([to_int64(extent, "empty: shape") for extent in extents])
     return new_tensor(extents, _dtypes.canonical(dtype), parse_device(device, "empty"),
                       0 if stream is None else stream_handle(stream), stream)
 

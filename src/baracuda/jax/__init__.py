@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from baracuda._arguments import segments_of_offsets
 from baracuda.errors import InvalidProblemError
 from baracuda.jax._bind import call, register
 from baracuda.layout import _ranges
@@ -190,7 +191,7 @@ def _segment(
         raise InvalidProblemError(f"{where}: expected one of segment_ids and offsets")
     if offsets is not None:
         offsets = jnp.asarray(offsets)
-        num_segments = offsets.shape[0] - 1
+        num_segments = segments_of_offsets(offsets.shape[0], num_segments, where)
     if num_segments is None:
         raise InvalidProblemError(f"{where}: num_segments: is missing; the shape of the result must be known")
     data = jnp.asarray(data)

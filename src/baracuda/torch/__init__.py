@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from baracuda._arguments import segments_of_offsets
 from baracuda._forms import sum_dtype
 from baracuda.errors import InvalidProblemError
 from baracuda.layout import _ranges
@@ -284,7 +285,8 @@ def _segment_arguments(
     if (segment_ids is None) == (offsets is None):
         raise InvalidProblemError(f"{where}: expected one of segment_ids and offsets")
     if offsets is not None:
-        return matrix, None, offsets, offsets.shape[0] - 1, "offsets", ties, empty_value
+        num_segments = segments_of_offsets(offsets.shape[0], num_segments, where)
+        return matrix, None, offsets, num_segments, "offsets", ties, empty_value
     if num_segments is None:
         raise InvalidProblemError(f"{where}: num_segments: is missing; reading it from the ids would wait")
     return matrix, segment_ids, None, num_segments, "sorted" if is_sorted else "unsorted", ties, empty_value
