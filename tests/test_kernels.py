@@ -7,6 +7,7 @@ captured run is asked for its kernels, on shapes for which other tests compare r
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -163,20 +164,26 @@ CASES = [
 ]  # fmt: skip
 
 
-def launched(plan: bc.Plan, misalign: int) -> list[str]:
+@pytest.fixture
+def stream() -> Iterator[driver.Stream]:
+    """Closed when the operands are gone, which are freed in its order."""
+    made = driver.Stream()
+    yield made
+    made.close()
+
+
+def launched(plan: bc.Plan, stream: driver.Stream, misalign: int) -> list[str]:
     backend = support.Backend(plan.device)
     operands = {
         operand.name: backend.output(operand.shape, operand.dtype, misalign=misalign).tensor
         for operand in plan.operands
     }
-    stream = driver.Stream()
     # Kernels are loaded when they are launched first, which a capture may not allow.
     plan.run(**operands, stream=stream)
     with stream.capture() as graph:
         plan.run(**operands, stream=stream)
     names = graph.kernels
     graph.close()
-    stream.close()
     return names
 
 
@@ -184,13 +191,13 @@ def launched(plan: bc.Plan, misalign: int) -> list[str]:
     "case",
     [pytest.param(case, id=case.name, marks=pytest.mark.requires("sm_90") if case.engine else ()) for case in CASES],
 )
-def test_kernels(case: Case) -> None:
+def test_kernels(case: Case, stream: driver.Stream) -> None:
     preference = bc.PlanPreference(deterministic=case.deterministic)
     plan = case.plan(**case.fields, device="cuda", preference=preference)
     assert plan.path == case.path
-    names = launched(plan, 0)
+    names = launched(plan, stream, 0)
     assert set(case.kernels) <= set(names), names
     if case.elsewhere:
-        names = launched(plan, 1)
+        names = launched(plan, stream, 1)
         assert set(case.elsewhere) <= set(names), names
         assert not set(case.kernels) & set(names), names

@@ -26,8 +26,9 @@ cdef class Tensor:
     """Memory of the library's own: row-major, on one device, exchanged through DLPack.
 
     Made by :func:`baracuda.empty` and :func:`baracuda.asarray`. On CUDA the memory comes from a
-    stream-ordered pool; the tensor remembers the stream that used it last, and what takes it
-    through DLPack is ordered after that stream.
+    stream-ordered pool; the tensor remembers the stream that used it last, is freed in its order, and what
+    takes it through DLPack is ordered after it. So a stream that is known by its handle alone must not be
+    destroyed before the tensor is gone, or used by another stream.
     """
 
     cdef void *_data
