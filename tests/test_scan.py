@@ -256,7 +256,7 @@ def test_linear_recurrence(device: str, dtype: str, with_h0: bool, shape: tuple[
     for reverse in (False, True):
         for layout in ("row_major", "transposed"):
             given_ = {name: backend.input(value, layout=layout).tensor for name, value in (("a", a), ("b", b))}
-            initial = {"h0": backend.input(h0).tensor} if with_h0 else {}
+            initial = {"h0": backend.input(h0, layout=layout).tensor} if with_h0 else {}
             h = backend.output(shape, dtype, layout=layout)
             bc.ScanPlan(
                 kind="linear_recurrence",
@@ -284,7 +284,7 @@ def test_linear_recurrence(device: str, dtype: str, with_h0: bool, shape: tuple[
         )
         outputs = {name: backend.output(shape, dtype) for name in ("da", "db")}
         if with_h0:
-            outputs["dh0"] = backend.output(rows, dtype)
+            outputs["dh0"] = backend.output(rows, dtype, layout="transposed")
         plan.run(
             dh=backend.array(g),
             a=backend.array(a),

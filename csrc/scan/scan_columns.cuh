@@ -99,13 +99,18 @@ struct ColumnLines {
   Packed<at<kLast, typename Op::Inputs>, kColumns> next_pairs;
   Common<Op, kKeeps ? kLines : 0> common[kColumns];
   Map total[kColumns];
-  int64_t column;
   int64_t first;  // of the lines, along the axis
   int64_t left;   // lines from there on
   bool there;     // the columns exist
 
+  // Of a column in operands of one element for each.
+  template <class Start>
+  __device__ __forceinline__ static auto place_of(const Geometry &g, const Start &start, int j) {
+    return [&g, &start, j](int slot) { return start(slot) + (j > 0 ? j * g.stride[slot][g.rank - 1] : 0); };
+  }
   // What follows the last line.
-  __device__ __forceinline__ void find_next(const Op &op, const Geometry &g) {
+  template <class Start>
+  __device__ __forceinline__ void find_next(const Op &op, const Geometry &g, const Start &start) {
     if constexpr (Op::kNeighbour) {
       using T = at<kLast, typename Op::Inputs>;
 #pragma unroll
@@ -115,7 +120,7 @@ struct ColumnLines {
 #pragma unroll
         for (int j = 0; j < kColumns; ++j) {
           // Read beyond the last line, this is that line's.
-          const A behind = behind_last(op, g, there ? column + j : 0, next[j]);
+          const A behind = behind_last(op, next[j], given_value<Op>(g, place_of(g, start, j)));
           next[j] = behind;
           next_pairs.replace(j, narrow<T>(behind));
 #pragma unroll
@@ -286,6 +291,8 @@ struct ColumnLines {
     }
     // Zero, which the compiler can't tell.
     [[maybe_unused]] const uint32_t nothing = uint32_t(g.rank) >> 31;
+    // In 32 bits: beyond one line more it does not matter.
+    [[maybe_unused]] const int lines_left = int(min(left, int64_t(kLines + 1)));
     with_exclusive(op, [&](const Op &known) {
 #pragma unroll
       for (int r = 0; r < kLines; ++r) {
@@ -300,17 +307,22 @@ struct ColumnLines {
             if constexpr (kKeeps) {
               result.out[0] = common[j].sums[r];
             } else {
-              value[j] = known.step(value[j], item_at(op, g, r, j), result);
+              const Value after = known.step(value[j], item_at(op, g, r, j), result);
+              // The final value stays until it is stored once, not in each line's code.
+              if (!Op::kFinal || r < lines_left) value[j] = after;
             }
             keep<Op, kColumns>(outputs, j, result, pending);
-            if constexpr (Op::kFinal) {
-              if (there && r + 1 == left) store_final<Op>(g, column + j, value[j]);
-            }
           }
         }
         store(r, outputs);
       }
     });
+    if constexpr (Op::kFinal) {
+      if (there && lines_left > 0 && lines_left <= kLines) {
+#pragma unroll
+        for (int j = 0; j < kColumns; ++j) store_final<Op>(g, place_of(g, start, j), value[j]);
+      }
+    }
   }
 };
 
@@ -333,7 +345,7 @@ __global__ void __launch_bounds__(kGroups *kWarp, kBlocks)
   // Which tile it is along the axis and across, and where the lanes' columns begin in each operand.
   __shared__ uint32_t depth;
   __shared__ uint32_t across;
-  __shared__ int64_t starts[Layout<Op>::kLines][kWarp];
+  __shared__ int64_t starts[Layout<Op>::kFound][kWarp];
   const int lane = int(threadIdx.x) % kWarp;
   const int group = int(threadIdx.x) / kWarp;
 
@@ -350,10 +362,10 @@ __global__ void __launch_bounds__(kGroups *kWarp, kBlocks)
     const uint32_t down = tiles.wide.divide(of_part);
     const uint32_t along = (part - down) * tiles.wide.divisor + of_part;
     const int64_t column = int64_t(along) * kTileColumns + lane * kColumns;
-    int64_t start[Layout<Op>::kLines];
+    int64_t start[Layout<Op>::kFound];
     column_offsets(g, tiles.finder, column < g.rows ? column : 0, start);
 #pragma unroll
-    for (int k = 0; k < Layout<Op>::kLines; ++k) starts[k][lane] = start[k];
+    for (int k = 0; k < Layout<Op>::kFound; ++k) starts[k][lane] = start[k];
     if (lane == 0) {
       depth = down;
       across = along;
@@ -368,7 +380,6 @@ __global__ void __launch_bounds__(kGroups *kWarp, kBlocks)
   const int64_t left = g.length - first;
 
   ColumnLines<Op, kColumns, kLines> held_lines;
-  held_lines.column = column;
   held_lines.first = first;
   held_lines.left = left;
   held_lines.there = there;
@@ -396,8 +407,8 @@ __global__ void __launch_bounds__(kGroups *kWarp, kBlocks)
     if constexpr (Op::kNeighbour && k() == kLast) held_lines.beyond.load(from);
   });
 
-  held_lines.find_next(op, g);
   const auto start = [&](int k) { return starts[k][lane]; };
+  held_lines.find_next(op, g, start);
   held_lines.fold_all(op, g, start);
 #pragma unroll
   for (int j = 0; j < kColumns; ++j) slots[group][lane * kColumns + j].map = held_lines.total[j];

@@ -50,6 +50,8 @@ struct Layout {
   static constexpr int kLines = kInputs + kOutputs;
   static constexpr int kInitialSlot = kLines;
   static constexpr int kFinalSlot = kLines + 1;
+  // Operands in which a column is found at once.
+  static constexpr int kFound = Op::kFinal ? kFinalSlot + 1 : kLines;
 };
 
 // Where a row begins, in elements, in `kCount` operands from `first` on.
@@ -74,11 +76,14 @@ __device__ __forceinline__ void row_offsets(const Geometry &g, int64_t row, int 
   }
 }
 
-template <class T>
-__device__ __forceinline__ T *row_start(const Geometry &g, int operand, int64_t row) {
+__device__ __forceinline__ int64_t row_offset(const Geometry &g, int operand, int64_t row) {
   int64_t offset[1];
   row_offsets(g, row, operand, offset);
-  return reinterpret_cast<T *>(g.data[operand]) + offset[0];
+  return offset[0];
+}
+template <class T>
+__device__ __forceinline__ T *row_start(const Geometry &g, int operand, int64_t row) {
+  return reinterpret_cast<T *>(g.data[operand]) + row_offset(g, operand, row);
 }
 
 // Maps and values move between lanes and blocks as 32-bit words.

@@ -72,6 +72,10 @@ struct Tuning {
                                            ? 2
                                        : kInputs == 1 && kPlain && !kTakenApart && (kWidest == 2 || !Op::kBased) ? 4
                                                                                                                  : 3;
+  // Whether long axes have blocks of twice the groups, two of a multiprocessor: 32 warps. Those of the usual size are
+  // 40 with single columns, which hold up the L2 with parts of its sectors, and 24 with pairs of halves.
+  template <int kOfThread>
+  static constexpr bool kDeep = kInputs == 3 && Op::Outputs::size == 2 && kOfThread * kWidest <= 4;
   // Strips of columns, for halves: of float32, tiles are as fast. Memory is slow with lines of less than 256 bytes.
   static constexpr bool kStrips = kPlain && kWidest == 2 && Bytes<typename Op::Inputs>::all(2) && !Op::kRare;
   static constexpr int kStripColumns = 4;
@@ -94,6 +98,8 @@ constexpr int64_t kColumnsThatPay = 512;
 // Tiles of columns of a part: so many that the carry is there when the next tile wants it, and no more, because memory
 // is faster where what is read at a time lies together.
 constexpr int64_t kTilesTogether = 256;
+// From this long axes on, deep tiles are mostly full.
+constexpr int64_t kLengthForDeep = 512;
 // From this many columns on, a block for each strip fills the card.
 constexpr int64_t kColumnsThatFill = 16384;
 
@@ -322,20 +328,27 @@ bool strips_do(const Geometry &g) {
          columns_are_vectors<Op, S::kPieceColumns>(g);
 }
 
-template <class Op, int kLines = Tuning<Op>::kLines, int kGroups = Tuning<Op>::kColumnGroups,
-          int kBlocks = Tuning<Op>::kColumnBlocks>
+template <class Op, int kColumns>
+void launch_tiles(const Op &op, const Geometry &g, std::byte *base, Stream stream) {
+  using Tuned = Tuning<Op>;
+  if constexpr (Tuned::template kDeep<kColumns>) {
+    // More warps do for pairs where lines begin at pieces of sixteen bytes.
+    if (g.length >= kLengthForDeep && (kColumns == 1 || columns_are_vectors<Op, 16 / Tuned::kWidest>(g)))
+      return launch_columns_of<Op, kColumns, Tuned::kLines, 2 * Tuned::kColumnGroups, 2>(op, g, base, stream);
+  }
+  launch_columns_of<Op, kColumns, Tuned::kLines, Tuned::kColumnGroups, Tuned::kColumnBlocks>(op, g, base, stream);
+}
+
+template <class Op>
 void launch_columns(const Op &op, const Geometry &g, std::byte *base, Stream stream) {
   if constexpr (Tuning<Op>::kStrips) {
     if (strips_do<Op>(g)) return launch_strips(op, g, stream);
   }
   constexpr int kColumns = Tuning<Op>::kColumns;
   if constexpr (kColumns > 1) {
-    if (columns_are_vectors<Op, kColumns>(g)) {
-      launch_columns_of<Op, kColumns, kLines, kGroups, kBlocks>(op, g, base, stream);
-      return;
-    }
+    if (columns_are_vectors<Op, kColumns>(g)) return launch_tiles<Op, kColumns>(op, g, base, stream);
   }
-  launch_columns_of<Op, 1, kLines, kGroups, kBlocks>(op, g, base, stream);
+  launch_tiles<Op, 1>(op, g, base, stream);
 }
 
 }  // namespace baracuda::scan

@@ -17,25 +17,34 @@ __device__ __forceinline__ typename Op::Value initial_value(const Op &op, const 
   return op.start();
 }
 
-// What an operator finds behind the last element of a row, as its neighbour.
-template <class Op>
-__device__ __forceinline__ typename Op::Acc behind_last(const Op &op, const Geometry &g, int64_t row,
-                                                        typename Op::Acc last) {
+// The value before a row's first step that was given to an operator with kFinal, or 0. `place(slot)` is where the row
+// is in an operand of one element for each.
+template <class Op, class Place>
+__device__ __forceinline__ typename Op::Acc given_value(const Geometry &g, const Place &place) {
   if constexpr (Op::kFinal) {
     using T = at<0, typename Op::Inputs>;
     constexpr int slot = Layout<Op>::kInitialSlot;
-    return g.data[slot] ? widen<typename Op::Acc>(*row_start<T>(g, slot, row)) : typename Op::Acc(0);
+    if (g.data[slot]) return widen<typename Op::Acc>(reinterpret_cast<const T *>(g.data[slot])[place(slot)]);
+  }
+  return typename Op::Acc(0);
+}
+// What an operator finds behind the last element of a row, as its neighbour.
+template <class Op>
+__device__ __forceinline__ typename Op::Acc behind_last(const Op &op, [[maybe_unused]] typename Op::Acc last,
+                                                        [[maybe_unused]] typename Op::Acc given) {
+  if constexpr (Op::kFinal) {
+    return given;
   } else {
     return op.behind(last);
   }
 }
 
-template <class Op>
-__device__ __forceinline__ void store_final(const Geometry &g, int64_t row, typename Op::Value value) {
+template <class Op, class Place>
+__device__ __forceinline__ void store_final(const Geometry &g, const Place &place, typename Op::Value value) {
   if constexpr (Op::kFinal) {
     using T = at<0, typename Op::Outputs>;
     constexpr int slot = Layout<Op>::kFinalSlot;
-    if (g.data[slot]) *row_start<T>(g, slot, row) = narrow<T>(value);
+    if (g.data[slot]) reinterpret_cast<T *>(g.data[slot])[place(slot)] = narrow<T>(value);
   }
 }
 
@@ -157,6 +166,10 @@ struct Share {
   __device__ __forceinline__ static void rows_of(const Geometry &g, const Slots &slots, int lane, Rows &rows) {
     row_offsets(g, row_of(slots, lane), 0, rows);
   }
+  // And in operands of one element for each row.
+  __device__ __forceinline__ static auto place_of(const Geometry &g, const Slots &slots, int lane) {
+    return [&g, &slots, lane](int slot) { return row_offset(g, slot, row_of(slots, lane)); };
+  }
   template <class T>
   __device__ __forceinline__ static T *own_row(const Geometry &g, int operand, const Slots &slots, const Rows &rows) {
     return reinterpret_cast<T *>(g.data[operand]) + (rows[operand] + slots.first * g.step[operand]);
@@ -243,14 +256,17 @@ struct Share {
       const A following = shuffle_down(last.template widened<A>(spot(0)), 1);
       const int left = left_of(slots, lane);
       next = lane < kWarp - 1 ? following : behind;
+      A given = A(0);
+      if constexpr (Op::kFinal) {
+        if (left > 0 && left <= kRun) given = given_value<Op>(g, place_of(g, slots, lane));
+      }
       if (left == kRun) {
-        next = behind_last(op, g, row_of(slots, lane), last.template widened<A>(spot(kRun - 1)));
+        next = behind_last(op, last.template widened<A>(spot(kRun - 1)), given);
       } else if (left > 0 && left < kRun) {
 #pragma unroll
         for (int i = 1; i < kRun; ++i)
           if (i == left)
-            last.replace(spot(i),
-                         narrow<T>(behind_last(op, g, row_of(slots, lane), last.template widened<A>(spot(i - 1)))));
+            last.replace(spot(i), narrow<T>(behind_last(op, last.template widened<A>(spot(i - 1)), given)));
       }
     }
   }
@@ -473,15 +489,20 @@ struct Share {
     }
     const uint32_t position = position_of(op, g, slots, lane);
     A pending[Op::Outputs::size];
+    // After the row's last element: stored once, not in each element's code.
+    [[maybe_unused]] const int left = left_of(slots, lane);
+    [[maybe_unused]] typename Op::Value final_value = value;
     run<kRun>(
         op, value, common, [&](int i) { return item(i, position, onward(op)); }, again,
         [&](int i, const typename Op::Result &result, const typename Op::Value &after) {
           keep<Op, kRun, kBack>(outputs, i, result, pending);
           if constexpr (Op::kFinal) {
-            if (slots.place(lane * kRun) + i == slots.left - 1 && slots.exists(lane * kRun + i))
-              store_final<Op>(g, row_of(slots, lane), after);
+            if (i + 1 == left) final_value = after;
           }
         });
+    if constexpr (Op::kFinal) {
+      if (left > 0 && left <= kRun) store_final<Op>(g, place_of(g, slots, lane), final_value);
+    }
   }
   __device__ __forceinline__ void outputs(const Op &op, const Geometry &g, const Slots &slots, typename Op::Value value,
                                           int lane, Held<typename Op::Outputs, kRun> &outputs) {

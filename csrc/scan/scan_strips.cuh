@@ -107,10 +107,10 @@ __global__ void __launch_bounds__(kWarps *kWarp, kBlocks)
   let_next_kernel_start();
 
   ColumnLines<Op, kColumns, kLines> columns;
-  columns.column = strip + lane * kColumns;
-  columns.there = columns.column < g.rows;
-  int64_t starts[Layout<Op>::kLines];
-  column_offsets(g, finder, columns.there ? columns.column : 0, starts);
+  const int64_t column = strip + lane * kColumns;
+  columns.there = column < g.rows;
+  int64_t starts[Layout<Op>::kFound];
+  column_offsets(g, finder, columns.there ? column : 0, starts);
   const auto start = [&](int k) { return starts[k]; };
   int stage = 0;
   uint32_t parity = warp == 0;
@@ -133,13 +133,12 @@ __global__ void __launch_bounds__(kWarps *kWarp, kBlocks)
     });
     stage = stage + 1 < kStages ? stage + 1 : 0;
 
-    columns.find_next(op, g);
+    columns.find_next(op, g, start);
     columns.fold_all(op, g, start);
     Value value[kColumns];
     if (first == 0) {
 #pragma unroll
-      for (int j = 0; j < kColumns; ++j)
-        value[j] = columns.there ? initial_value(op, g, columns.column + j) : op.start();
+      for (int j = 0; j < kColumns; ++j) value[j] = columns.there ? initial_value(op, g, column + j) : op.start();
     } else {
       // The other warps wait for what comes after this gate, so nothing is put off until then.
 #pragma unroll
