@@ -289,6 +289,48 @@ def test_long_recurrences_and_many(device: str, dtype: str, shape: tuple[int, ..
                 assert_close(got[:, turn] if got.ndim == 2 else got, exact, bound)
 
 
+@pytest.mark.sanitizer
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("columns", [520, 521])
+def test_recurrences_along_many_columns(device: str, columns: int, dtype: str, reverse: bool) -> None:
+    """Gradients by tiles of columns, with many lines and odd ones."""
+    backend = Backend(device)
+    rng = np.random.default_rng(4)
+    kind = numpy_dtype(dtype)
+    shape = (2, 530, columns)
+    a = rng.uniform(-1, 1, shape).astype(kind)
+    g, saved = (rng.normal(size=shape).astype(kind) for _ in range(2))
+    h0 = rng.normal(size=(2, columns)).astype(kind)
+    plan = bc.ScanBackwardPlan(
+        kind="linear_recurrence", shape=shape, axis=1, dtype=dtype, reverse=reverse, has_h0=True, device=device
+    )
+    outputs = {name: backend.output(shape, dtype) for name in ("da", "db")}
+    outputs["dh0"] = backend.output(h0.shape, dtype)
+    inputs = {"dh": g, "a": a, "h": saved, "h0": h0}
+    plan.run(
+        **{name: backend.array(value) for name, value in inputs.items()},
+        **{name: output.tensor for name, output in outputs.items()},
+    )
+    # Columns as rows, from the first element on.
+    turn = slice(None, None, -1 if reverse else 1)
+    rows = {
+        name: np.moveaxis(value, 1, -1)[..., turn].reshape(-1, shape[1]).astype(np.float64)
+        for name, value in inputs.items()
+        if name != "h0"
+    }
+    before = np.concatenate([h0.reshape(-1, 1).astype(np.float64), rows["h"][:, :-1]], 1)
+    sums, sizes = gradient_chain(rows["dh"], rows["a"])
+    want = [before * sums, sums, rows["a"][:, :1] * sums[:, :1]]
+    size = [np.abs(before) * sizes, sizes, np.abs(rows["a"][:, :1]) * sizes[:, :1]]
+    u, v = compute_rounding(dtype), ROUNDING[dtype]
+    for output, exact, scale in zip(outputs.values(), want, size, strict=True):
+        output.assert_guards()
+        got = output.numpy()
+        got = (np.moveaxis(got, 1, -1)[..., turn] if got.ndim == 3 else got).reshape(exact.shape)
+        assert_close(got, exact, (8 * shape[1] + 8) * u * scale + 2 * v * np.abs(exact) + SMALLEST[dtype])
+
+
 @pytest.mark.requires("gpu.memory")
 @pytest.mark.parametrize("device", ["cuda"])
 @pytest.mark.parametrize(("shape", "axis"), [((2**16 + 1, 2**15), 1), ((2**16 + 1, 2**15), 0), ((2**25 + 1, 64), 1)])
