@@ -263,18 +263,7 @@ PoolSlabsShape pool_slabs_shape(const PoolProblem &problem, size_t element_size)
     const int64_t gradients_at = up(rows * fast.out * int64_t(sizeof(int64_t))) + kBulkBytes;
     const int64_t stage_bytes = gradients_at + up(rows * fast.out * int64_t(element_size)) + 2 * kBulkBytes;
     const int64_t tables = up(fast.out * int64_t(sizeof(PoolSpan)) + rows * int64_t(sizeof(int32_t)));
-    // Where all strips are as long as each other, all blocks begin together, and memory gives some of them twice what
-    // it gives others. So some of the slices are left for those that are done first. Where outputs are dense,
-    // instructions are what takes time, and each beginning of a strip costs more of them.
-    const int64_t share = strip / kSlabShare;
-    const int64_t long_strips = ceil_div(slow.in, strip);
-    const int64_t left = slow.in - long_strips * (strip - share);
-    const bool shares = element_size > 2 && 4 * slow.out <= 3 * slow.in && share >= reach && left >= share &&
-                        2 * long_strips <= kPoolMostStrips;
-    const int64_t long_strip = shares ? strip - share : strip;
-    const int64_t short_strip = shares ? ceil_div(left, left / share) : 0;
-    const int64_t short_strips = shares ? ceil_div(left, short_strip) : 0;
-    const int64_t slices_bytes = windows_over_most(slow, long_strip) * int64_t(sizeof(PoolSlabSlice));
+    const int64_t slices_bytes = windows_over_most(slow, strip) * int64_t(sizeof(PoolSlabSlice));
     int64_t slots = reach + apart + 1;
     int64_t stages_at = 0;
     int64_t stages = 0;
@@ -284,6 +273,18 @@ PoolSlabsShape pool_slabs_shape(const PoolProblem &problem, size_t element_size)
       stages = std::min<int64_t>((most_shared - stages_at - slices_bytes) / stage_bytes, kMostSlabStages);
     }
     if (stages < kFewestSlabStages) continue;
+    // Where there is room for few blocks, and all strips are as long as each other, memory gives some of the blocks
+    // twice what it gives others. So some of the slices are left for those that are done first. Where outputs are
+    // dense, instructions are what takes time, and each beginning of a strip costs more of them.
+    const int64_t share = strip / kSlabShare;
+    const int64_t long_strips = ceil_div(slow.in, strip);
+    const int64_t left = slow.in - long_strips * (strip - share);
+    const bool shares = element_size > 2 && stages_at + stages * stage_bytes > kProcessorShared / (tuning.blocks + 1) &&
+                        4 * slow.out <= 3 * slow.in && share >= reach && left >= share &&
+                        2 * long_strips <= kPoolMostStrips;
+    const int64_t long_strip = shares ? strip - share : strip;
+    const int64_t short_strip = shares ? ceil_div(left, left / share) : 0;
+    const int64_t short_strips = shares ? ceil_div(left, short_strip) : 0;
     shape.threads = int32_t(threads);
     shape.band = int32_t(band);
     shape.bands = int32_t(ceil_div(middle.in, band));

@@ -103,7 +103,7 @@ __device__ __forceinline__ void load_shared(uint32_t address, uint16_t &value) {
 // on, where a tensor ends, is read: what lies between there and the last whole sixteen, the thread copies itself.
 // Returns what the engine brings.
 __device__ __forceinline__ uint32_t load_around(std::byte *to, const std::byte *from, uint32_t bytes,
-                                                const std::byte *end, uint64_t *gate) {
+                                                const std::byte *end, uint64_t *gate, bool keep) {
   const uint32_t before = uint32_t(reinterpret_cast<uintptr_t>(from) % kBulkBytes);
   from -= before;
   bytes += before;
@@ -111,7 +111,8 @@ __device__ __forceinline__ uint32_t load_around(std::byte *to, const std::byte *
   const uint32_t whole = min((bytes + kBulkBytes - 1) / kBulkBytes * kBulkBytes, inside);
   for (uint32_t at = whole; at < bytes; at += sizeof(uint16_t))
     *reinterpret_cast<uint16_t *>(to + at) = *reinterpret_cast<const uint16_t *>(from + at);
-  if (whole > 0) bulk_load(to, from, whole, gate);
+  if (whole > 0 && keep) bulk_load_and_keep(to, from, whole, gate);
+  if (whole > 0 && !keep) bulk_load(to, from, whole, gate);
   return whole;
 }
 #endif
@@ -183,17 +184,36 @@ __global__ void __launch_bounds__(kThreads, kBlocks) pool_slabs(const __grid_con
     const int64_t all = call.problem.planes() * call.problem.out_plane();
     std::byte *const to = stages + uint32_t(stage) * shape.stage_bytes;
     uint64_t *const gate = &loaded[stage];
+    // Where strips meet, both read a slice. Those of one length begin together, and long ones before short ones: the
+    // first to read it is the later strip, or the last long one.
+    const int32_t at = over_slow.begin + slice;
+    bool keep = false;
+    if (shape.strips > shape.long_strips) {
+      if (strip > 0 && at < call.over_strip[strip - 1].end) {
+        keep = strip != shape.long_strips;
+      } else {
+        keep = strip + 1 == shape.long_strips && at >= call.over_strip[strip + 1].begin;
+      }
+    }
     const auto bring = [&](std::byte *part, const void *data, uint32_t size) {
       const std::byte *const from = static_cast<const std::byte *>(data);
-      return load_around(part, from + first * size, rows * uint32_t(fast.out) * size, from + all * size, gate);
+      return load_around(part, from + first * size, rows * uint32_t(fast.out) * size, from + all * size, gate, keep);
     };
     const uint32_t names = bring(to, call.indices, sizeof(Index));
     const uint32_t gradients = bring(to + shape.gradients_at, call.dy, sizeof(T));
     arrive_and_announce(gate, names + gradients);
   };
-  if (threadIdx.x == 0) {
-    for (int32_t t = 0; t < shape.stages; ++t) set_gate(&loaded[t], 1);
-    show_copy_engine();
+  // One warp brings the first slices, or waits until they may be read, while the last ones work out tables.
+  if (threadIdx.x < kLanes) {
+    if (threadIdx.x == 0) {
+      for (int32_t t = 0; t < shape.stages; ++t) set_gate(&loaded[t], 1);
+      show_copy_engine();
+    }
+    wait_for_earlier_work();
+    let_next_kernel_start();
+    if (threadIdx.x == 0) {
+      for (int32_t t = 0; t < min(shape.stages, slices_count); ++t) load(t, t);
+    }
   }
 
   const uint32_t lane = threadIdx.x % kLanes;
@@ -215,11 +235,11 @@ __global__ void __launch_bounds__(kThreads, kBlocks) pool_slabs(const __grid_con
     // The spans of columns, where sums will lie: they take many instructions.
     PoolSpan *const spans = reinterpret_cast<PoolSpan *>(sums);
     int32_t *const lows = reinterpret_cast<int32_t *>(spans + fast.out);
-    for (int32_t t = int32_t(threadIdx.x); t < fast.out; t += int32_t(threads))
-      spans[t] = window_span(fast, t, 0, fast.in);
-    for (int32_t t = int32_t(threadIdx.x); t < int32_t(rows); t += int32_t(threads))
+    const int32_t first = int32_t(threads - 1 - threadIdx.x);
+    for (int32_t t = first; t < fast.out; t += int32_t(threads)) spans[t] = window_span(fast, t, 0, fast.in);
+    for (int32_t t = first; t < int32_t(rows); t += int32_t(threads))
       lows[t] = middle.earliest(over_band.begin + t) * fast.in - first_named;
-    for (int32_t t = int32_t(threadIdx.x); t < slices_count; t += int32_t(threads)) {
+    for (int32_t t = first; t < slices_count; t += int32_t(threads)) {
       const PoolSpan span = window_span(slow, over_slow.begin + t, s0, s1);
       slices_of[t] = {span.low, span.count, uint32_t(span.low - s0) % uint32_t(shape.slots) * shape.slot_bytes};
     }
@@ -237,10 +257,6 @@ __global__ void __launch_bounds__(kThreads, kBlocks) pool_slabs(const __grid_con
     __syncthreads();
   }
   wait_for_earlier_work();
-  let_next_kernel_start();
-  if (threadIdx.x == 0) {
-    for (int32_t t = 0; t < min(shape.stages, slices_count); ++t) load(t, t);
-  }
   for (uint32_t t = threadIdx.x * 16; t < ring_bytes; t += threads * 16)
     *reinterpret_cast<uint4 *>(sums + t) = uint4{0, 0, 0, 0};
 

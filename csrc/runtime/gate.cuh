@@ -84,6 +84,17 @@ __device__ __forceinline__ void bulk_load(std::byte *to, const std::byte *from, 
                "l"(from), "r"(bytes), "r"(shared_address(gate))
                : "memory");
 }
+// The second-level cache keeps it rather than other things.
+__device__ __forceinline__ void bulk_load_and_keep(std::byte *to, const std::byte *from, uint32_t bytes,
+                                                   uint64_t *gate) {
+  uint64_t policy;
+  asm volatile("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::
+          "r"(shared_address(to)),
+      "l"(from), "r"(bytes), "r"(shared_address(gate)), "l"(policy)
+      : "memory");
+}
 __device__ __forceinline__ void bulk_store(std::byte *to, const std::byte *from, uint32_t bytes) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(shared_address(from)),
                "r"(bytes)
