@@ -259,9 +259,10 @@ PoolSlabsShape pool_slabs_shape(const PoolProblem &problem, size_t element_size)
     const int64_t strip = pool_strip(slow, reach, blocks, kMultiprocessors * tuning.blocks, INT64_MAX);
     if (strip == 0) return shape;
     const int64_t slot_bytes = up(band * fast.in * int64_t(sizeof(float)));
-    // A slice may begin and end within sixteen bytes, and a row's last lane reads on a little.
-    const int64_t gradients_at = up(rows * fast.out * int64_t(sizeof(int64_t))) + kBulkBytes;
-    const int64_t stage_bytes = gradients_at + up(rows * fast.out * int64_t(element_size)) + 2 * kBulkBytes;
+    // A slice may begin anywhere in a line, and a row's last lane reads on a little.
+    const auto lines = [](int64_t bytes) { return round_up(bytes, kBulkLine); };
+    const int64_t gradients_at = lines(rows * fast.out * int64_t(sizeof(int64_t)) + kBulkLine);
+    const int64_t stage_bytes = gradients_at + lines(rows * fast.out * int64_t(element_size) + kBulkLine + kBulkBytes);
     const int64_t tables = up(fast.out * int64_t(sizeof(PoolSpan)) + rows * int64_t(sizeof(int32_t)));
     const int64_t slices_bytes = windows_over_most(slow, strip) * int64_t(sizeof(PoolSlabSlice));
     int64_t slots = reach + apart + 1;
@@ -269,7 +270,7 @@ PoolSlabsShape pool_slabs_shape(const PoolProblem &problem, size_t element_size)
     int64_t stages = 0;
     while (stages < kFewestSlabStages && slots > reach) {
       --slots;
-      stages_at = std::max(slots * slot_bytes, tables);
+      stages_at = lines(std::max(slots * slot_bytes, tables));
       stages = std::min<int64_t>((most_shared - stages_at - slices_bytes) / stage_bytes, kMostSlabStages);
     }
     if (stages < kFewestSlabStages) continue;

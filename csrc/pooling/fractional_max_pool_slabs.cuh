@@ -99,14 +99,15 @@ __device__ __forceinline__ void load_shared(uint32_t address, uint16_t &value) {
 }
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-// Brings `bytes` bytes from `from` on, and what surrounds them in whole sixteens, to shared memory. Nothing from `end`
-// on, where a tensor ends, is read: what lies between there and the last whole sixteen, the thread copies itself.
-// Returns what the engine brings.
+// Brings `bytes` bytes from `from` on, and what surrounds them in whole sixteens, to where they lie alike in a line of
+// shared memory, of which `to` is the first. Nothing from `end` on, where a tensor ends, is read: what lies between
+// there and the last whole sixteen, the thread copies itself. Returns what the engine brings.
 __device__ __forceinline__ uint32_t load_around(std::byte *to, const std::byte *from, uint32_t bytes,
                                                 const std::byte *end, uint64_t *gate, bool keep) {
   const uint32_t before = uint32_t(reinterpret_cast<uintptr_t>(from) % kBulkBytes);
   from -= before;
   bytes += before;
+  to += reinterpret_cast<uintptr_t>(from) % kBulkLine;
   const uint32_t inside = uint32_t(min(int64_t(end - from), int64_t(bytes + kBulkBytes))) / kBulkBytes * kBulkBytes;
   const uint32_t whole = min((bytes + kBulkBytes - 1) / kBulkBytes * kBulkBytes, inside);
   for (uint32_t at = whole; at < bytes; at += sizeof(uint16_t))
@@ -142,7 +143,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) pool_slabs(const __grid_con
   using Real = typename PoolReal<T>::type;
   static_assert(kRunReach == 3 && kRows >= 2);
   constexpr int kLateRows = 2;  // of a team's rows may wait for the team before
-  extern __shared__ __align__(16) char shared[];
+  extern __shared__ __align__(kBulkLine) char slab_memory[];
   __shared__ uint64_t loaded[kMostSlabStages];
   const PoolAxis &slow = call.problem.axis[kSlow];
   const PoolAxis &middle = call.problem.axis[kMiddle];
@@ -150,9 +151,9 @@ __global__ void __launch_bounds__(kThreads, kBlocks) pool_slabs(const __grid_con
   const PoolSlabsShape &shape = call.shape;
   const uint32_t threads = blockDim.x;
   const uint32_t ring_bytes = uint32_t(shape.slots) * shape.slot_bytes;
-  char *const sums = shared;
-  std::byte *const stages = reinterpret_cast<std::byte *>(shared + shape.stages_at);
-  PoolSlabSlice *const slices_of = reinterpret_cast<PoolSlabSlice *>(shared + shape.slices_at);
+  char *const sums = slab_memory;
+  std::byte *const stages = reinterpret_cast<std::byte *>(slab_memory + shape.stages_at);
+  PoolSlabSlice *const slices_of = reinterpret_cast<PoolSlabSlice *>(slab_memory + shape.slices_at);
 
   uint32_t rest = blockIdx.x;
   const auto next = [&](int32_t count) {
@@ -297,17 +298,19 @@ __global__ void __launch_bounds__(kThreads, kBlocks) pool_slabs(const __grid_con
   const uint32_t lane_output = works ? first_row * uint32_t(fast.out) + uint32_t(first_column) : 0;
   int32_t stage = 0;
   uint32_t parity = 0;
-  uint32_t first_low = uint32_t(first_output);  // all that is asked is where in sixteen bytes it begins
+  // All that is asked is where in a line a slice begins.
+  uint32_t names_from = uint32_t(reinterpret_cast<uintptr_t>(call.indices)) + uint32_t(first_output) * sizeof(Index);
+  uint32_t gradients_from = uint32_t(reinterpret_cast<uintptr_t>(call.dy)) + uint32_t(first_output) * sizeof(T);
 #pragma unroll 1
   for (int32_t i = 0; i < slices_count; ++i) {
     const PoolSlabSlice slices = slices_of[i];
     const int64_t slice_base = origin + uint32_t(slices.low) * call.slice.divisor;
     const uint32_t stage_at = stages_at + uint32_t(stage) * shape.stage_bytes;
-    uint32_t names_at =
-        stage_at + first_low * uint32_t(sizeof(Index)) % kBulkBytes + lane_output * uint32_t(sizeof(Index));
-    uint32_t gradients_at = stage_at + shape.gradients_at + first_low * uint32_t(sizeof(T)) % kBulkBytes +
-                            lane_output * uint32_t(sizeof(T));
-    first_low += slice_outputs;
+    uint32_t names_at = stage_at + names_from % kBulkLine + lane_output * uint32_t(sizeof(Index));
+    uint32_t gradients_at =
+        stage_at + shape.gradients_at + gradients_from % kBulkLine + lane_output * uint32_t(sizeof(T));
+    names_from += slice_outputs * uint32_t(sizeof(Index));
+    gradients_from += slice_outputs * uint32_t(sizeof(T));
     uint32_t place[kRows][kOutputs];
     uint32_t late[kLateRows][kOutputs];
     Real value[kRows][kOutputs];
