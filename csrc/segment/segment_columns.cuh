@@ -26,7 +26,6 @@ template <class Element, class Place>
 struct BucketRecords {
   static constexpr bool kShared = bucket_shares_words(sizeof(Element), sizeof(Place));
   static constexpr int kElementBytes = kRecords * (kShared ? 4 : int(sizeof(Element)));
-  static constexpr int kPlaceBytes = kShared ? 0 : kRecords * int(sizeof(Place));
   using Word = std::conditional_t<kShared, uint32_t, Element>;
   void *elements;
   void *places;
