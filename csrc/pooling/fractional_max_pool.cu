@@ -274,9 +274,9 @@ PoolSlabsShape pool_slabs_shape(const PoolProblem &problem, size_t element_size)
       stages = std::min<int64_t>((most_shared - stages_at - slices_bytes) / stage_bytes, kMostSlabStages);
     }
     if (stages < kFewestSlabStages) continue;
-    // Where there is room for few blocks, and all strips are as long as each other, memory gives some of the blocks
-    // twice what it gives others. So some of the slices are left for those that are done first. Where outputs are
-    // dense, instructions are what takes time, and each beginning of a strip costs more of them.
+    // Where there is room for few blocks, and all strips are as long as each other, some blocks are done long before
+    // others, because memory doesn't serve all multiprocessors alike. So some of the slices are left for them. Where
+    // outputs are dense, instructions are what takes time, and each beginning of a strip costs more of them.
     const int64_t share = strip / kSlabShare;
     const int64_t long_strips = ceil_div(slow.in, strip);
     const int64_t left = slow.in - long_strips * (strip - share);

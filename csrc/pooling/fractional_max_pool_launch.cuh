@@ -369,8 +369,7 @@ bool launch_pool_slabs(const PoolBackward &call, Stream stream) {
     slabs.long_blocks = uint32_t(blocks * shape.long_strips);
     for (int32_t t = 0; t < shape.strips; ++t)
       slabs.over_strip[t] = windows_over(axis[kSlow], shape.strip_begin(t), shape.strip_begin(t + 1));
-    for (int32_t t = 0; t < shape.bands; ++t)
-      slabs.over_band[t] = windows_over(axis[kMiddle], t * shape.band, (t + 1) * shape.band);
+    windows_over_parts(axis[kMiddle], shape.band, shape.bands, slabs.over_band);
     slabs.slice = ShortDivider(uint32_t(axis[kMiddle].in) * uint32_t(axis[kFast].in));
     slabs.row = ShortDivider(uint32_t(axis[kFast].in));
     const auto kernel = shape.outputs == kSlabOutputs
